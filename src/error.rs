@@ -1,0 +1,175 @@
+//! The one error type of the crate, and its conversions.
+//!
+//! The kinds are chosen by what the reader of the message would do next: fix the request
+//! ([`Error::InvalidInput`], [`Error::NotFound`]), repair the table ([`Error::Corrupt`]), upgrade
+//! ([`Error::Unsupported`]), try again ([`Error::Conflict`], [`Error::Store`]) or report a bug
+//! ([`Error::Internal`]). Conversions from and to DataFusion live here and nowhere else.
+
+use std::sync::Arc;
+
+use datafusion::error::DataFusionError;
+
+/// Result with the crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in fragtree.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The request itself cannot be served: a bad option, an impossible combination.
+    #[error("{message}")]
+    InvalidInput {
+        /// What is wrong and what to do instead.
+        message: String,
+    },
+    /// A table, version, tag or branch that was asked for does not exist.
+    #[error("{what} not found{hint}")]
+    NotFound {
+        /// The thing that was asked for, with its location.
+        what: String,
+        /// What exists nearby, starting with a separator, or nothing.
+        hint: String,
+    },
+    /// A stored object breaks a rule of the format: the snapshot cannot be trusted.
+    #[error("corrupt snapshot: {object}: {rule}: expected {expected}, found {found}")]
+    Corrupt {
+        /// The object that breaks the rule: its location, with a row or mutation where known.
+        object: String,
+        /// Short name of the rule, stable enough to match on in tests.
+        rule: &'static str,
+        /// What the rule asks for.
+        expected: String,
+        /// What the object holds.
+        found: String,
+    },
+    /// The table uses something this build does not know.
+    #[error("{object}: unsupported by this version: {what}")]
+    Unsupported {
+        /// The object that needs it.
+        object: String,
+        /// The feature, by name and number.
+        what: String,
+    },
+    /// Another writer got there first and the change could not be carried over.
+    #[error("conflict: {message}")]
+    Conflict {
+        /// The versions involved and what to do.
+        message: String,
+    },
+    /// The object store failed.
+    #[error("cannot read {object}: {source}")]
+    Store {
+        /// The object that was being read or written.
+        object: String,
+        /// The store's own error.
+        source: Arc<object_store::Error>,
+    },
+    /// Lance failed.
+    #[error("{context}: {source}")]
+    Lance {
+        /// What was being done, with the object.
+        context: String,
+        /// Lance's own error.
+        source: Arc<lance::Error>,
+    },
+    /// DataFusion or Arrow failed.
+    #[error("{context}: {source}")]
+    DataFusion {
+        /// What was being done.
+        context: String,
+        /// DataFusion's own error.
+        source: Arc<DataFusionError>,
+    },
+    /// A bug in fragtree.
+    #[error("internal error (please report it): {message}")]
+    Internal {
+        /// What was assumed and did not hold.
+        message: String,
+    },
+}
+
+impl Error {
+    /// A request that cannot be served.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::InvalidInput {
+            message: message.into(),
+        }
+    }
+
+    /// A broken rule of the format.
+    pub fn corrupt(
+        object: impl Into<String>,
+        rule: &'static str,
+        expected: impl Into<String>,
+        found: impl ToString,
+    ) -> Self {
+        Self::Corrupt {
+            object: object.into(),
+            rule,
+            expected: expected.into(),
+            found: found.to_string(),
+        }
+    }
+
+    /// A failure of the object store while working on `object`. An object that is named by a
+    /// snapshot and is not there makes the snapshot corrupt; everything else is the store's.
+    pub(crate) fn store(object: impl Into<String>, source: object_store::Error) -> Self {
+        let object = object.into();
+        match source {
+            object_store::Error::NotFound { .. } => {
+                Self::corrupt(object, "object_missing", "an object at this location", "none")
+            }
+            source => Self::Store {
+                object,
+                source: Arc::new(source),
+            },
+        }
+    }
+
+    /// A failure of Lance while doing `context`.
+    pub(crate) fn lance(context: impl Into<String>, source: lance::Error) -> Self {
+        Self::Lance {
+            context: context.into(),
+            source: Arc::new(source),
+        }
+    }
+
+    /// A failure of DataFusion or Arrow while doing `context`.
+    pub(crate) fn datafusion(
+        context: impl Into<String>,
+        source: impl Into<DataFusionError>,
+    ) -> Self {
+        Self::DataFusion {
+            context: context.into(),
+            source: Arc::new(source.into()),
+        }
+    }
+
+    /// A broken assumption of ours.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::Internal {
+            message: message.into(),
+        }
+    }
+
+    /// The name of the broken rule, when this is a corrupt snapshot.
+    pub fn corrupt_rule(&self) -> Option<&'static str> {
+        match self {
+            Self::Corrupt { rule, .. } => Some(rule),
+            Self::InvalidInput { .. }
+            | Self::NotFound { .. }
+            | Self::Unsupported { .. }
+            | Self::Conflict { .. }
+            | Self::Store { .. }
+            | Self::Lance { .. }
+            | Self::DataFusion { .. }
+            | Self::Internal { .. } => None,
+        }
+    }
+}
+
+impl From<Error> for DataFusionError {
+    fn from(error: Error) -> Self {
+        Self::External(Box::new(error))
+    }
+}

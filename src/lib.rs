@@ -1,0 +1,4 @@
+#![allow(dead_code)]
+mod error;
+mod tree;
+pub use error::{Error, Result};

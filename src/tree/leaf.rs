@@ -1,0 +1,843 @@
+//! Leaves: Lance files of complete fragment records, decoded once and kept as columns.
+//!
+//! A record becomes a protobuf message only when somebody asks for it; counting and merging read
+//! the id and row-count columns alone. Decoding checks every rule a leaf can break by itself
+//! (spec, "Leaf format"); what depends on the reference is checked by [`Leaf::check`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, LazyLock};
+
+use arrow::array::{
+    Array, AsArray, BinaryArray, DictionaryArray, ListArray, PrimitiveArray, RecordBatch,
+    StringArray, StructArray, UInt32Array, UInt64Array,
+};
+use arrow::datatypes::{
+    DataType, Field, Fields, Int32Type, Schema, SchemaRef, UInt32Type, UInt64Type,
+};
+use bytes::Bytes;
+use futures::executor::block_on;
+use futures::future::BoxFuture;
+use lance_core::cache::LanceCache;
+use lance_core::deepsize::{Context, DeepSizeOf};
+use lance_encoding::EncodingsIo;
+use lance_encoding::decoder::{DecoderPlugins, FilterExpression};
+use lance_file::reader::{FileReader, FileReaderOptions};
+use lance_io::ReadBatchParams;
+use lance_io::object_store::ObjectStore;
+use lance_io::scheduler::{ScanScheduler, SchedulerConfig};
+use lance_io::traits::Reader;
+use lance_table::format::pb;
+use object_store::path::Path;
+use prost::Message;
+
+use super::node::{Child, NodeContext, check_allocated, check_counts};
+use super::object::{BaseTable, Owner};
+use super::record::{check_deletion_file, check_mapping, decode_mapping, resolve_owner};
+use super::summary::{Counts, Tally};
+use super::wire::reject_external_sequences;
+use crate::error::{Error, Result};
+
+/// Rows of a leaf are decoded in batches of this many, so that 32-bit string offsets suffice.
+const BATCH_ROWS: u32 = 1 << 16;
+
+/// The schema of every leaf (spec, "Leaf format").
+pub(crate) static LEAF_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
+    let list = |item: Fields| {
+        DataType::List(Arc::new(Field::new("item", DataType::Struct(item), false)))
+    };
+    let overlay = Fields::from(vec![
+        Field::new("data_file", DataType::Struct(data_file_fields()), false),
+        Field::new("overlay_meta", DataType::Binary, false),
+    ]);
+    Arc::new(Schema::new(vec![
+        Field::new("id", DataType::UInt64, false),
+        Field::new("fragment_meta", DataType::Binary, false),
+        Field::new("files", list(data_file_fields()), false),
+        Field::new("overlays", list(overlay), false),
+    ]))
+});
+
+/// The fields of one data file in a leaf.
+pub(crate) fn data_file_fields() -> Fields {
+    let mapping = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Binary));
+    Fields::from(vec![
+        Field::new("path", DataType::Utf8, false),
+        Field::new("field_ids", mapping.clone(), false),
+        Field::new("column_indices", mapping, false),
+        Field::new("major_version", DataType::UInt32, false),
+        Field::new("minor_version", DataType::UInt32, false),
+        Field::new("file_size_bytes", DataType::UInt64, false),
+        Field::new("base_id", DataType::UInt32, true),
+    ])
+}
+
+/// A decoded leaf.
+#[derive(Debug)]
+pub(crate) struct Leaf {
+    location: String,
+    batches: Vec<LeafBatch>,
+    ids: Vec<u32>,
+    physical_rows: Vec<u64>,
+    deleted_rows: Vec<u64>,
+    tally: Tally,
+    /// Every base id a record names; looked up again for each manifest that refers to the leaf.
+    base_ids: BTreeSet<u32>,
+    memory_bytes: usize,
+}
+
+impl Leaf {
+    /// Decodes a leaf. CPU work: call it on a blocking thread.
+    ///
+    /// # Errors
+    /// `leaf_unreadable`, `leaf_schema`, `leaf_null`, `leaf_rows_out_of_order`, `id_over_u32`,
+    /// `empty_leaf`, `fragment_meta_*`, `overlay_meta_*`, `mapping_*`, `dictionary_*`,
+    /// `deletion_*`.
+    pub(crate) fn decode(location: &str, bytes: Bytes) -> Result<Self> {
+        let batches = read_batches(location, bytes)?;
+        let mut leaf = Self {
+            location: location.to_string(),
+            batches: Vec::with_capacity(batches.len()),
+            ids: Vec::new(),
+            physical_rows: Vec::new(),
+            deleted_rows: Vec::new(),
+            tally: Tally::default(),
+            base_ids: BTreeSet::new(),
+            memory_bytes: 0,
+        };
+        for batch in batches {
+            leaf.push(&batch)?;
+        }
+        if leaf.ids.is_empty() {
+            return Err(Error::corrupt(
+                location,
+                "empty_leaf",
+                "at least one record in a leaf",
+                0,
+            ));
+        }
+        let rows = leaf.ids.len();
+        leaf.memory_bytes += rows * (size_of::<u32>() + 2 * size_of::<u64>());
+        Ok(leaf)
+    }
+
+    fn push(&mut self, batch: &RecordBatch) -> Result<()> {
+        let decoded = LeafBatch::try_new(&self.location, batch, self.ids.len())?;
+        for row in 0..batch.num_rows() {
+            let id = decoded.ids.value(row);
+            let id = u32::try_from(id).map_err(|_| {
+                Error::corrupt(
+                    self.location.as_str(),
+                    "id_over_u32",
+                    "a fragment id of at most 2^32 - 1",
+                    id,
+                )
+            })?;
+            if let Some(last) = self.ids.last()
+                && *last >= id
+            {
+                return Err(Error::corrupt(
+                    self.location.as_str(),
+                    "leaf_rows_out_of_order",
+                    format!("an id above {last}"),
+                    id,
+                ));
+            }
+            let meta = decoded.decode_meta(&self.location, id, row)?;
+            let deleted = meta.deletion_file.as_ref().map_or(0, |d| d.num_deleted_rows);
+            self.base_ids
+                .extend(meta.deletion_file.as_ref().and_then(|d| d.base_id));
+            self.ids.push(id);
+            self.physical_rows.push(meta.physical_rows);
+            self.deleted_rows.push(deleted);
+            self.tally += Counts::of_fragment(meta.physical_rows, deleted);
+        }
+        decoded.files.collect_base_ids(&mut self.base_ids);
+        decoded.overlay_files.collect_base_ids(&mut self.base_ids);
+        self.memory_bytes += batch.get_array_memory_size() + decoded.mapping_bytes();
+        self.batches.push(decoded);
+        Ok(())
+    }
+
+    /// Checks the leaf against the reference it was reached by and the place that reference is in.
+    ///
+    /// # Errors
+    /// `num_keys_mismatch`, `total_rows_mismatch`, `visible_rows_mismatch`,
+    /// `leaf_id_out_of_range`, `id_over_max_fragment_id`, `unknown_base_id`.
+    pub(crate) fn check(&self, child: &Child, context: &NodeContext<'_>) -> Result<()> {
+        check_counts(context.object, child.counts, self.tally)?;
+        if let (Some(first), Some(last)) = (self.ids.first(), self.ids.last()) {
+            for id in [u64::from(*first), u64::from(*last)] {
+                if !context.range.contains(&id) {
+                    return Err(Error::corrupt(
+                        context.object,
+                        "leaf_id_out_of_range",
+                        format!("fragment ids in {:?}", context.range),
+                        id,
+                    ));
+                }
+            }
+            check_allocated(context.object, u64::from(*last), context.max_fragment_id)?;
+        }
+        self.check_bases(context.object, context.bases)
+    }
+
+    fn check_bases(&self, object: &str, bases: &BaseTable) -> Result<()> {
+        self.base_ids
+            .iter()
+            .try_for_each(|id| bases.require(object, Some(*id)))
+    }
+
+    /// Fragment ids of the records, strictly increasing.
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Physical and deleted rows of a record.
+    pub(crate) fn row_counts(&self, row: usize) -> (u64, u64) {
+        let get = |values: &[u64]| values.get(row).copied().unwrap_or_default();
+        (get(&self.physical_rows), get(&self.deleted_rows))
+    }
+
+    /// The rows whose ids lie in `range`.
+    pub(crate) fn rows_in(&self, range: &Range<u64>) -> Range<usize> {
+        let at = |bound: u64| self.ids.partition_point(|id| u64::from(*id) < bound);
+        at(range.start)..at(range.end)
+    }
+
+    /// The complete record of a row, its owner resolved.
+    pub(crate) fn record(&self, row: usize, owner: Owner) -> Result<pb::DataFragment> {
+        let (batch, row) = self.locate(row)?;
+        let mut record = batch.record(&self.location, row)?;
+        resolve_owner(&mut record, owner);
+        Ok(record)
+    }
+
+    /// The data files of a row, as columns: for readers that want files and not records.
+    pub(crate) fn file_list(&self, row: usize) -> Result<FileList<'_>> {
+        let (batch, row) = self.locate(row)?;
+        Ok(FileList {
+            files: &batch.files,
+            range: batch.file_range(row),
+        })
+    }
+
+    fn locate(&self, row: usize) -> Result<(&LeafBatch, usize)> {
+        let index = self.batches.partition_point(|b| b.first_row <= row);
+        index
+            .checked_sub(1)
+            .and_then(|i| self.batches.get(i))
+            .filter(|b| row - b.first_row < b.ids.len())
+            .map(|b| (b, row - b.first_row))
+            .ok_or_else(|| Error::internal(format!("row {row} is outside {}", self.location)))
+    }
+
+    /// Where the leaf lies, for messages.
+    pub(crate) fn location(&self) -> &str {
+        &self.location
+    }
+
+    /// Bytes this leaf takes in memory, about.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+}
+
+/// The files of one record, borrowed from its leaf.
+#[derive(Debug)]
+pub(crate) struct FileList<'a> {
+    files: &'a FileColumns,
+    range: Range<usize>,
+}
+
+impl FileList<'_> {
+    pub(crate) fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Calls `visit` with path, major, minor, size and base id of each file.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(&str, &[i32], &[i32], u32, u32, u64, Option<u32>)) {
+        let f = self.files;
+        for i in self.range.clone() {
+            visit(
+                f.path.value(i),
+                f.field_ids.get(i),
+                f.column_indices.get(i),
+                f.major.value(i),
+                f.minor.value(i),
+                f.size.value(i),
+                f.base_id(i),
+            );
+        }
+    }
+}
+
+/// A column of mapping vectors: keys into distinct decoded vectors.
+#[derive(Debug)]
+struct MappingColumn {
+    keys: PrimitiveArray<Int32Type>,
+    values: Vec<Vec<i32>>,
+}
+
+impl MappingColumn {
+    fn try_new(object: &str, name: &str, array: &dyn Array) -> Result<Self> {
+        let broken = |rule, expected: &str, found: String| {
+            Error::corrupt(format!("{object}, column {name}"), rule, expected, found)
+        };
+        let dictionary: &DictionaryArray<Int32Type> = array
+            .as_dictionary_opt()
+            .ok_or_else(|| schema_error(object, name, array.data_type()))?;
+        let stored = dictionary.values();
+        // A null value that no key points to is not visible in the column (`spec/notes.md` 16).
+        if stored.null_count() > 0 {
+            return Err(broken(
+                "dictionary_null_value",
+                "dictionary values that are not null",
+                format!("{} nulls", stored.null_count()),
+            ));
+        }
+        let keys = dictionary.keys().clone();
+        if keys.null_count() > 0 {
+            return Err(broken("leaf_null", "no nulls", format!("{} nulls", keys.null_count())));
+        }
+        let stored: &BinaryArray = stored
+            .as_binary_opt()
+            .ok_or_else(|| schema_error(object, name, array.data_type()))?;
+        let bad = keys
+            .values()
+            .iter()
+            .find(|k| usize::try_from(**k).map_or(true, |k| k >= stored.len()));
+        if let Some(key) = bad {
+            return Err(broken(
+                "dictionary_key",
+                "dictionary keys within the dictionary",
+                format!("{key} of {}", stored.len()),
+            ));
+        }
+        let label = format!("{object}, column {name}");
+        let values = stored
+            .iter()
+            .map(|v| decode_mapping(&label, v.unwrap_or_default()))
+            .collect::<Result<_>>()?;
+        Ok(Self { keys, values })
+    }
+
+    fn key(&self, row: usize) -> i32 {
+        self.keys.value(row)
+    }
+
+    fn get(&self, row: usize) -> &[i32] {
+        usize::try_from(self.key(row))
+            .ok()
+            .and_then(|k| self.values.get(k))
+            .map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The columns of a list of data files.
+#[derive(Debug)]
+struct FileColumns {
+    path: StringArray,
+    field_ids: MappingColumn,
+    column_indices: MappingColumn,
+    major: UInt32Array,
+    minor: UInt32Array,
+    size: UInt64Array,
+    base: UInt32Array,
+}
+
+impl FileColumns {
+    fn try_new(object: &str, name: &str, array: &StructArray) -> Result<Self> {
+        let column = |field: &str| required(object, &format!("{name}.{field}"), array, field);
+        let columns = Self {
+            path: column("path")?
+                .as_string_opt::<i32>()
+                .cloned()
+                .ok_or_else(|| schema_error(object, name, array.data_type()))?,
+            field_ids: MappingColumn::try_new(
+                object,
+                &format!("{name}.field_ids"),
+                column("field_ids")?,
+            )?,
+            column_indices: MappingColumn::try_new(
+                object,
+                &format!("{name}.column_indices"),
+                column("column_indices")?,
+            )?,
+            major: primitive::<UInt32Type>(object, name, column("major_version")?)?,
+            minor: primitive::<UInt32Type>(object, name, column("minor_version")?)?,
+            size: primitive::<UInt64Type>(object, name, column("file_size_bytes")?)?,
+            base: primitive::<UInt32Type>(
+                object,
+                name,
+                array
+                    .column_by_name("base_id")
+                    .map(AsRef::as_ref)
+                    .ok_or_else(|| schema_error(object, name, array.data_type()))?,
+            )?,
+        };
+        columns.check_mappings(object, name)?;
+        Ok(columns)
+    }
+
+    /// Checks the mapping rules once per distinct combination, as most files share one.
+    fn check_mappings(&self, object: &str, name: &str) -> Result<()> {
+        let mut checked = HashMap::new();
+        let mut last = None;
+        for row in 0..self.path.len() {
+            let key = (
+                self.field_ids.key(row),
+                self.column_indices.key(row),
+                self.major.value(row),
+                self.minor.value(row),
+            );
+            if last == Some(key) || checked.insert(key, ()).is_some() {
+                last = Some(key);
+                continue;
+            }
+            last = Some(key);
+            check_mapping(
+                &format!("{object}, {name} entry {row}"),
+                key.2,
+                key.3,
+                self.field_ids.get(row),
+                self.column_indices.get(row),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn base_id(&self, row: usize) -> Option<u32> {
+        self.base.is_valid(row).then(|| self.base.value(row))
+    }
+
+    fn collect_base_ids(&self, into: &mut BTreeSet<u32>) {
+        if self.base.null_count() < self.base.len() {
+            into.extend(self.base.iter().flatten());
+        }
+    }
+
+    fn file(&self, row: usize) -> pb::DataFile {
+        pb::DataFile {
+            path: self.path.value(row).to_string(),
+            fields: self.field_ids.get(row).to_vec(),
+            column_indices: self.column_indices.get(row).to_vec(),
+            file_major_version: self.major.value(row),
+            file_minor_version: self.minor.value(row),
+            file_size_bytes: self.size.value(row),
+            base_id: self.base_id(row),
+        }
+    }
+
+    fn mapping_bytes(&self) -> usize {
+        [&self.field_ids, &self.column_indices]
+            .iter()
+            .flat_map(|m| &m.values)
+            .map(|v| size_of::<Vec<i32>>() + v.len() * size_of::<i32>())
+            .sum()
+    }
+}
+
+/// One decoded batch of a leaf.
+#[derive(Debug)]
+struct LeafBatch {
+    first_row: usize,
+    ids: UInt64Array,
+    meta: BinaryArray,
+    file_offsets: ListArray,
+    files: FileColumns,
+    overlay_offsets: ListArray,
+    overlay_files: FileColumns,
+    overlay_meta: BinaryArray,
+}
+
+impl LeafBatch {
+    fn try_new(object: &str, batch: &RecordBatch, first_row: usize) -> Result<Self> {
+        let root = StructArray::from(batch.clone());
+        let column = |name: &str| required(object, name, &root, name);
+        let list = |name: &str| -> Result<ListArray> {
+            let list = column(name)?
+                .as_list_opt::<i32>()
+                .ok_or_else(|| schema_error(object, name, root.data_type()))?;
+            Ok(list.clone())
+        };
+        let items = |name: &str, list: &ListArray| -> Result<StructArray> {
+            no_nulls(object, name, list.values())?;
+            list.values()
+                .as_struct_opt()
+                .cloned()
+                .ok_or_else(|| schema_error(object, name, list.data_type()))
+        };
+        let binary = |name: &str, array: &dyn Array| -> Result<BinaryArray> {
+            array
+                .as_binary_opt::<i32>()
+                .cloned()
+                .ok_or_else(|| schema_error(object, name, array.data_type()))
+        };
+        let file_offsets = list("files")?;
+        let files = items("files", &file_offsets)?;
+        let overlay_offsets = list("overlays")?;
+        let overlays = items("overlays", &overlay_offsets)?;
+        let overlay_files = required(object, "overlays.data_file", &overlays, "data_file")?
+            .as_struct_opt()
+            .ok_or_else(|| schema_error(object, "overlays", overlays.data_type()))?;
+        let leaf = Self {
+            first_row,
+            ids: primitive::<UInt64Type>(object, "id", column("id")?)?,
+            meta: binary("fragment_meta", column("fragment_meta")?)?,
+            files: FileColumns::try_new(object, "files", &files)?,
+            file_offsets,
+            overlay_files: FileColumns::try_new(object, "overlays", overlay_files)?,
+            overlay_meta: binary(
+                "overlay_meta",
+                required(object, "overlays.overlay_meta", &overlays, "overlay_meta")?,
+            )?,
+            overlay_offsets,
+        };
+        for row in 0..leaf.overlay_meta.len() {
+            leaf.decode_overlay(object, row)?;
+        }
+        Ok(leaf)
+    }
+
+    fn decode_meta(&self, location: &str, id: u32, row: usize) -> Result<pb::DataFragment> {
+        let label = || format!("{location}, fragment {id}");
+        let bytes = self.meta.value(row);
+        let meta = pb::DataFragment::decode(bytes).map_err(|e| {
+            Error::corrupt(
+                label(),
+                "fragment_meta_undecodable",
+                "a DataFragment message",
+                e.to_string(),
+            )
+        })?;
+        reject_external_sequences(location, "fragment_meta_undecodable", bytes)?;
+        if meta.id != 0 {
+            return Err(Error::corrupt(
+                label(),
+                "fragment_meta_id",
+                "id 0 in fragment_meta",
+                meta.id,
+            ));
+        }
+        if !meta.files.is_empty() || !meta.overlays.is_empty() {
+            return Err(Error::corrupt(
+                label(),
+                "fragment_meta_files",
+                "no files and overlays in fragment_meta",
+                meta.files.len() + meta.overlays.len(),
+            ));
+        }
+        if let Some(deletion) = &meta.deletion_file {
+            check_deletion_file(&label(), deletion, Some(meta.physical_rows))?;
+        }
+        Ok(meta)
+    }
+
+    fn decode_overlay(&self, location: &str, row: usize) -> Result<pb::DataOverlayFile> {
+        let overlay = pb::DataOverlayFile::decode(self.overlay_meta.value(row)).map_err(|e| {
+            Error::corrupt(
+                location,
+                "overlay_meta_undecodable",
+                "a DataOverlayFile message",
+                e.to_string(),
+            )
+        })?;
+        if overlay.data_file.is_some() {
+            return Err(Error::corrupt(
+                location,
+                "overlay_meta_data_file",
+                "no data_file in overlay_meta",
+                "one",
+            ));
+        }
+        Ok(overlay)
+    }
+
+    fn file_range(&self, row: usize) -> Range<usize> {
+        list_range(&self.file_offsets, row)
+    }
+
+    fn record(&self, location: &str, row: usize) -> Result<pb::DataFragment> {
+        let id = self.ids.value(row);
+        let mut record = pb::DataFragment::decode(self.meta.value(row)).map_err(|e| {
+            Error::internal(format!("{location}, fragment {id}: decoded before, now {e}"))
+        })?;
+        record.id = id;
+        record.files = self.file_range(row).map(|i| self.files.file(i)).collect();
+        record.overlays = list_range(&self.overlay_offsets, row)
+            .map(|i| {
+                let mut overlay = self.decode_overlay(location, i)?;
+                overlay.data_file = Some(self.overlay_files.file(i));
+                Ok(overlay)
+            })
+            .collect::<Result<_>>()?;
+        Ok(record)
+    }
+
+    fn mapping_bytes(&self) -> usize {
+        self.files.mapping_bytes() + self.overlay_files.mapping_bytes()
+    }
+}
+
+fn list_range(list: &ListArray, row: usize) -> Range<usize> {
+    let at = |i: usize| {
+        list.value_offsets()
+            .get(i)
+            .and_then(|o| usize::try_from(*o).ok())
+            .unwrap_or_default()
+    };
+    at(row)..at(row + 1)
+}
+
+fn schema_error(object: &str, name: &str, found: &DataType) -> Error {
+    Error::corrupt(
+        format!("{object}, column {name}"),
+        "leaf_schema",
+        "the leaf schema",
+        found,
+    )
+}
+
+fn no_nulls(object: &str, name: &str, array: &dyn Array) -> Result<()> {
+    if array.null_count() == 0 {
+        return Ok(());
+    }
+    Err(Error::corrupt(
+        format!("{object}, column {name}"),
+        "leaf_null",
+        "no nulls",
+        format!("{} nulls", array.null_count()),
+    ))
+}
+
+fn required<'a>(
+    object: &str,
+    name: &str,
+    parent: &'a StructArray,
+    field: &str,
+) -> Result<&'a dyn Array> {
+    let column = parent
+        .column_by_name(field)
+        .ok_or_else(|| schema_error(object, name, parent.data_type()))?;
+    no_nulls(object, name, column)?;
+    Ok(column)
+}
+
+fn primitive<T: arrow::datatypes::ArrowPrimitiveType>(
+    object: &str,
+    name: &str,
+    array: &dyn Array,
+) -> Result<PrimitiveArray<T>> {
+    array
+        .as_primitive_opt::<T>()
+        .cloned()
+        .ok_or_else(|| schema_error(object, name, array.data_type()))
+}
+
+/// Whether two fields agree in name, type and nullability, nested fields included. Metadata is not
+/// part of the leaf schema.
+fn same_field(a: &Field, b: &Field) -> bool {
+    a.name() == b.name()
+        && a.is_nullable() == b.is_nullable()
+        && match (a.data_type(), b.data_type()) {
+            (DataType::Struct(a), DataType::Struct(b)) => same_fields(a, b),
+            (DataType::List(a), DataType::List(b)) => same_field(a, b),
+            (a, b) => a == b,
+        }
+}
+
+fn same_fields(a: &Fields, b: &Fields) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_field(a, b))
+}
+
+/// Reads a Lance file that is wholly in memory.
+fn read_batches(location: &str, bytes: Bytes) -> Result<Vec<RecordBatch>> {
+    check_footer(location, &bytes)?;
+    let unreadable = |what: String| {
+        Error::corrupt(location, "leaf_unreadable", "a Lance file of records", what)
+    };
+    // The Lance decoder asserts in places; a leaf it cannot take must be an error all the same.
+    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(location, bytes)));
+    match decoded {
+        Ok(Ok(batches)) => Ok(batches),
+        Ok(Err(DecodeError::Schema(schema))) => Err(Error::corrupt(
+            location,
+            "leaf_schema",
+            format!("{:?}", LEAF_SCHEMA.fields()),
+            format!("{:?}", schema.fields()),
+        )),
+        Ok(Err(DecodeError::Lance(e))) => Err(unreadable(e.to_string())),
+        Ok(Err(DecodeError::Arrow(e))) => Err(unreadable(e.to_string())),
+        Err(_) => Err(unreadable("bytes that stop the Lance decoder".into())),
+    }
+}
+
+enum DecodeError {
+    Schema(Schema),
+    Lance(lance_core::Error),
+    Arrow(arrow::error::ArrowError),
+}
+
+fn decode_file(location: &str, bytes: Bytes) -> std::result::Result<Vec<RecordBatch>, DecodeError> {
+    static STORE: LazyLock<Arc<ObjectStore>> = LazyLock::new(|| Arc::new(ObjectStore::memory()));
+    static CACHE: LazyLock<LanceCache> = LazyLock::new(LanceCache::no_cache);
+    static PLUGINS: LazyLock<Arc<DecoderPlugins>> = LazyLock::new(Arc::default);
+    let reader = InMemory {
+        bytes,
+        path: Path::from(location),
+    };
+    let io: Arc<dyn EncodingsIo> = Arc::new(reader.clone());
+    let config = SchedulerConfig::new(1 << 30).with_lite_scheduler();
+    let scheduler = ScanScheduler::new(Arc::clone(&STORE), config);
+    let file = scheduler.open_reader(Arc::new(reader.clone()));
+    let metadata = block_on(FileReader::read_all_metadata(&file)).map_err(DecodeError::Lance)?;
+    let schema = Schema::from(metadata.file_schema.as_ref());
+    if !same_fields(schema.fields(), LEAF_SCHEMA.fields()) {
+        return Err(DecodeError::Schema(schema));
+    }
+    let open = FileReader::try_open_with_file_metadata(
+        io,
+        reader.path,
+        None,
+        Arc::clone(&PLUGINS),
+        Arc::new(metadata),
+        &CACHE,
+        FileReaderOptions::default(),
+    );
+    let file = block_on(open).map_err(DecodeError::Lance)?;
+    if file.num_rows() == 0 {
+        return Ok(Vec::new());
+    }
+    let batches = file
+        .read_stream_projected_blocking(
+            ReadBatchParams::RangeFull,
+            BATCH_ROWS,
+            None,
+            FilterExpression::no_filter(),
+        )
+        .map_err(DecodeError::Lance)?;
+    batches
+        .map(|batch| batch.map_err(DecodeError::Arrow))
+        .collect()
+}
+
+/// Bytes of the footer of a Lance file, its magic included.
+const FOOTER_BYTES: usize = 40;
+
+/// Checks the offsets in the footer before the decoder computes with them.
+fn check_footer(location: &str, bytes: &Bytes) -> Result<()> {
+    let unreadable = |found: String| {
+        Err(Error::corrupt(
+            location,
+            "leaf_unreadable",
+            "a Lance file of records",
+            found,
+        ))
+    };
+    let Some((body, footer)) = bytes
+        .len()
+        .checked_sub(FOOTER_BYTES)
+        .and_then(|at| bytes.split_at_checked(at))
+    else {
+        return unreadable(format!("{} bytes", bytes.len()));
+    };
+    if !footer.ends_with(b"LANC") {
+        return unreadable("no Lance magic at its end".into());
+    }
+    let word = |at: usize| -> u64 {
+        footer
+            .get(at..at + 8)
+            .and_then(|b| b.try_into().ok())
+            .map_or(u64::MAX, u64::from_le_bytes)
+    };
+    let (columns, column_offsets, buffers) = (word(0), word(8), word(16));
+    if columns > column_offsets || column_offsets > buffers || buffers > body.len() as u64 {
+        return unreadable("footer offsets outside the file".into());
+    }
+    let first_buffer = usize::try_from(buffers)
+        .ok()
+        .and_then(|at| bytes.get(at..at.checked_add(16)?));
+    let Some(first_buffer) = first_buffer else {
+        return unreadable("no global buffer".into());
+    };
+    let (position, size) = first_buffer.split_at(8);
+    let number = |b: &[u8]| b.try_into().map_or(u64::MAX, u64::from_le_bytes);
+    let (position, size) = (number(position), number(size));
+    if position > columns || position.checked_add(size).is_none_or(|end| end > buffers) {
+        return unreadable("a schema outside the file".into());
+    }
+    Ok(())
+}
+
+/// A file in memory, for the Lance reader: metadata through [`Reader`], pages through
+/// [`EncodingsIo`]. Neither copies.
+#[derive(Debug, Clone)]
+struct InMemory {
+    bytes: Bytes,
+    path: Path,
+}
+
+impl InMemory {
+    fn slice(&self, range: Range<usize>) -> std::result::Result<Bytes, String> {
+        if range.start <= range.end && range.end <= self.bytes.len() {
+            return Ok(self.bytes.slice(range));
+        }
+        Err(format!("{range:?} is outside the {} bytes of the leaf", self.bytes.len()))
+    }
+}
+
+impl DeepSizeOf for InMemory {
+    fn deep_size_of_children(&self, _: &mut Context) -> usize {
+        self.bytes.len()
+    }
+}
+
+impl Reader for InMemory {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn block_size(&self) -> usize {
+        64 << 10
+    }
+
+    fn io_parallelism(&self) -> usize {
+        1
+    }
+
+    fn size(&self) -> BoxFuture<'_, object_store::Result<usize>> {
+        Box::pin(std::future::ready(Ok(self.bytes.len())))
+    }
+
+    fn get_range(&self, range: Range<usize>) -> BoxFuture<'static, object_store::Result<Bytes>> {
+        let result = self.slice(range).map_err(|e| object_store::Error::Generic {
+            store: "leaf",
+            source: e.into(),
+        });
+        Box::pin(std::future::ready(result))
+    }
+
+    fn get_all(&self) -> BoxFuture<'_, object_store::Result<Bytes>> {
+        Box::pin(std::future::ready(Ok(self.bytes.clone())))
+    }
+}
+
+impl EncodingsIo for InMemory {
+    fn submit_request(
+        &self,
+        ranges: Vec<Range<u64>>,
+        _priority: u64,
+    ) -> BoxFuture<'static, lance_core::Result<Vec<Bytes>>> {
+        let result = ranges
+            .into_iter()
+            .map(|range| {
+                let bound = |b: u64| usize::try_from(b).unwrap_or(usize::MAX);
+                self.slice(bound(range.start)..bound(range.end))
+                    .map_err(lance_core::Error::invalid_input)
+            })
+            .collect();
+        Box::pin(std::future::ready(result))
+    }
+}

@@ -1,0 +1,155 @@
+//! One pass over raw protobuf bytes, for what a decoded message cannot show any more.
+//!
+//! A decoder keeps the last member of a oneof and drops fields it does not know. Both hide corrupt
+//! tables from us (`spec/notes.md` 4 and 18), and a flat manifest is better indexed than decoded.
+//! This module splits a message into its top-level fields without copying.
+
+use std::ops::Range;
+
+use bytes::Buf;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use crate::error::{Error, Result};
+
+/// Where one top-level field of a message lies.
+#[derive(Debug, Clone)]
+pub(crate) struct WireField {
+    /// The field number.
+    pub tag: u32,
+    /// The payload of a length-delimited field; the raw value bytes of any other.
+    pub payload: Range<usize>,
+    /// The whole field as stored, key included: can be copied to another message.
+    pub raw: Range<usize>,
+    /// Whether the field is length-delimited.
+    pub delimited: bool,
+}
+
+/// Calls `visit` for each top-level field of the message in `bytes`, in stored order.
+///
+/// # Errors
+/// [`Error::Corrupt`] with `rule` when the bytes are not a protobuf message.
+pub(crate) fn for_each_field(
+    object: &str,
+    rule: &'static str,
+    bytes: &[u8],
+    mut visit: impl FnMut(WireField) -> Result<()>,
+) -> Result<()> {
+    let broken =
+        |e: prost::DecodeError| Error::corrupt(object, rule, "a protobuf message", e.to_string());
+    let mut rest = bytes;
+    while rest.has_remaining() {
+        let start = bytes.len() - rest.remaining();
+        let (tag, wire_type) = decode_key(&mut rest).map_err(broken)?;
+        let delimited = wire_type == WireType::LengthDelimited;
+        let value_start;
+        if delimited {
+            let len = decode_varint(&mut rest).map_err(broken)?;
+            let left = rest.remaining();
+            let Some(len) = usize::try_from(len).ok().filter(|len| *len <= left) else {
+                return Err(Error::corrupt(
+                    object,
+                    rule,
+                    "a field that ends inside its message",
+                    format!("field {tag} longer than the {left} bytes left"),
+                ));
+            };
+            value_start = bytes.len() - rest.remaining();
+            rest.advance(len);
+        } else {
+            value_start = bytes.len() - rest.remaining();
+            skip_field(wire_type, tag, &mut rest, DecodeContext::default()).map_err(broken)?;
+        }
+        let end = bytes.len() - rest.remaining();
+        visit(WireField {
+            tag,
+            payload: value_start..end,
+            raw: start..end,
+            delimited,
+        })?;
+    }
+    Ok(())
+}
+
+/// The fields of `DataFragment` that named external files in drafts of the format and are reserved
+/// now. The linked Lance cannot keep them, so a record that has one must be refused.
+const EXTERNAL_FILE_FIELDS: [u32; 3] = [6, 8, 10];
+
+/// Refuses a `DataFragment` message whose row-id or version sequence lies in an external file.
+///
+/// # Errors
+/// [`Error::Unsupported`] naming the field, or [`Error::Corrupt`] when the bytes are no message.
+pub(crate) fn reject_external_sequences(
+    object: &str,
+    rule: &'static str,
+    fragment: &[u8],
+) -> Result<()> {
+    for_each_field(object, rule, fragment, |field| {
+        if EXTERNAL_FILE_FIELDS.contains(&field.tag) {
+            return Err(Error::Unsupported {
+                object: object.to_string(),
+                what: format!(
+                    "DataFragment field {}: a row-id or version sequence in an external file",
+                    field.tag
+                ),
+            });
+        }
+        Ok(())
+    })
+}
+
+/// Walks `path` (field numbers of nested messages) below `message` and calls `visit` with the
+/// payload of every match.
+pub(crate) fn for_each_nested(
+    object: &str,
+    rule: &'static str,
+    message: &[u8],
+    path: &[u32],
+    visit: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    // The depth is the length of `path`, a constant of the caller, and not of the data.
+    let Some((first, rest)) = path.split_first() else {
+        return visit(message);
+    };
+    for_each_field(object, rule, message, |field| {
+        if field.tag == *first && field.delimited {
+            let payload = message.get(field.payload).unwrap_or_default();
+            for_each_nested(object, rule, payload, rest, visit)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_fields_without_losing_bytes() {
+        // field 1 varint 150, field 2 bytes "ab", field 3 fixed32.
+        let bytes = [0x08, 0x96, 0x01, 0x12, 2, b'a', b'b', 0x1d, 1, 2, 3, 4];
+        let mut raw = Vec::new();
+        let mut tags = Vec::new();
+        for_each_field("x", "r", &bytes, |f| {
+            raw.extend_from_slice(&bytes[f.raw]);
+            tags.push((f.tag, f.payload.len(), f.delimited));
+            Ok(())
+        })
+        .expect("valid");
+        assert_eq!(raw, bytes);
+        assert_eq!(tags, [(1, 2, false), (2, 2, true), (3, 4, false)]);
+    }
+
+    #[test]
+    fn refuses_truncated_fields() {
+        for bytes in [&[0x12u8, 5, b'a'][..], &[0x12], &[0xff, 0xff], &[0x00]] {
+            assert!(for_each_field("x", "r", bytes, |_| Ok(())).is_err());
+        }
+    }
+
+    #[test]
+    fn refuses_external_row_ids() {
+        let error = reject_external_sequences("x", "r", &[0x32, 0]).expect_err("reserved");
+        assert!(matches!(error, Error::Unsupported { .. }));
+    }
+}

@@ -1,0 +1,1 @@
+fn main(){ println!("{}", protoc_bin_vendored::protoc_bin_path().unwrap().display()) }
