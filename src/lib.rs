@@ -1,4 +1,11 @@
 #![allow(dead_code)]
 mod error;
+mod flat;
+mod manifest;
+mod pruning;
+mod ranges;
+mod resolve;
+mod snapshot;
 mod tree;
+mod tree_scan;
 pub use error::{Error, Result};

@@ -1,0 +1,2137 @@
+//! What filters say about row addresses, worked out before anything is read.
+//!
+//! A filter goes in, two sets of row addresses come out: `may`, a superset of the rows on which it
+//! is TRUE, and `must`, a subset of them. Where the two meet the filter needs no checking at all.
+//! No I/O, no knowledge of which fragments exist beyond the largest id, and no errors: what is not
+//! understood is unknown, and unknown rows are kept.
+//!
+//! ```text
+//!   filter ──> terms of AND, OR, NOT, IS …      Fact: who may be TRUE, FALSE, NULL
+//!                 └─> operand op literal        Chain: f(column), f monotone
+//!                        └─> two cut points     found by search, f evaluated by DataFusion itself
+//!
+//!   positions    0 ········ below ········ through ········ end
+//!                  f < literal    f = literal    f > literal
+//! ```
+//!
+//! # Why it is sound
+//!
+//! **Terms.** For each subexpression and each row a `Fact` holds the answers the row may give, a
+//! non-empty subset of {TRUE, FALSE, NULL}, stored as one set of rows per answer. A connective maps
+//! the possible answers of its operands to every answer that some combination of them yields, by
+//! its own truth table, so the true answer is never lost. NOT is that table too, a swap of TRUE and
+//! FALSE. It is not pushed down, and nothing is weakened beneath it: an unknown term keeps all
+//! three answers, under any number of NOTs. (Two sets, "may be TRUE" and its complement, would not
+//! do. `NOT (_fragid = NULL)` is NULL, never TRUE, and so is `NOT (_rowaddr NOT IN (1, NULL))`
+//! except on row 1.)
+//!
+//! **Comparisons.** A `Chain` is a composition `f` of functions that are each non-decreasing, and
+//! defined on an interval of their inputs. So `f` is non-decreasing where it is defined, and if it
+//! is defined at both ends of the domain then everywhere between: `f(x)` stays inside what the ends
+//! have shown to be accepted at each step. Hence `f(x) < literal` holds on a prefix of the domain,
+//! and so does `f(x) <= literal`; the ends of the two prefixes split the domain into less, equal
+//! and greater, and each operator is a union of these. Monotone need not mean strict:
+//! `CAST(_rowaddr AS DOUBLE) = 1e18` holds on a range of rows, and the equal part is that range.
+//!
+//! **Evaluation.** `f` and the comparisons are computed by the kernels DataFusion runs, so
+//! rounding, truncation and the total order of floats (NaN greatest, -0.0 below 0.0) are theirs by
+//! construction. Only integers of different types are compared here, as numbers, which is what
+//! DataFusion's coercion of them amounts to.
+//!
+//! **Errors.** An expression that fails on some rows makes no claim about them: `must` says "TRUE,
+//! if it can be computed". Pruning may hide an error of a row it drops, as any reordering of
+//! conjuncts may.
+//!
+//! Which functions are monotone is decided by `preserves_order` and `Chain::push_arithmetic`; the
+//! counter-examples are there.
+
+use std::cmp::Ordering;
+use std::iter::repeat_n;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, BooleanArray, Datum, RecordBatch, UInt64Array};
+use arrow::compute::kernels::cmp;
+use arrow::compute::{CastOptions, take};
+use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use datafusion::common::ScalarValue;
+use datafusion::common::format::DEFAULT_FORMAT_OPTIONS;
+use datafusion::error::Result as DFResult;
+use datafusion::logical_expr::binary::BinaryTypeCoercer;
+use datafusion::logical_expr::expr::InList;
+use datafusion::logical_expr::{Between, BinaryExpr, ColumnarValue, Expr, Operator};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::{self, Column, Literal};
+use lance_select::{RowAddrSelection, RowAddrTreeMap, bitmap_to_ranges};
+
+use crate::ranges::{FragmentRanges, OFFSET_BITS, RowAddrSet};
+
+/// Name of the column that holds a row's address, `(fragment_id << 32) | offset`.
+pub const ROW_ADDR: &str = "_rowaddr";
+
+/// Name of the column that holds a row's id: its address, unless the table has stable row ids.
+pub const ROW_ID: &str = "_rowid";
+
+/// Name of the column that holds the id of a row's fragment.
+pub const FRAG_ID: &str = "_fragid";
+
+/// The columns every table can expose beyond its own. All are `UInt64` and never NULL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SystemColumn {
+    /// `_rowaddr`
+    RowAddr,
+    /// `_rowid`
+    RowId,
+    /// `_fragid`
+    FragId,
+}
+
+impl SystemColumn {
+    /// The column's name in SQL.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RowAddr => ROW_ADDR,
+            Self::RowId => ROW_ID,
+            Self::FragId => FRAG_ID,
+        }
+    }
+
+    /// The system column of this name. The name alone does not say that it denotes addresses: see
+    /// [`AddressColumns`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        let columns = [Self::RowAddr, Self::RowId, Self::FragId];
+        columns.into_iter().find(|column| column.name() == name)
+    }
+
+    /// How many addresses share one value of the column.
+    const fn addresses_per_value(self) -> u128 {
+        match self {
+            Self::RowAddr | Self::RowId => 1,
+            Self::FragId => 1 << OFFSET_BITS,
+        }
+    }
+}
+
+/// Which column names denote row addresses in a table.
+///
+/// A name that is off is an ordinary column, about which nothing is known: the table may have a
+/// column of its own by that name, or its row ids may be stable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressColumns {
+    /// `_rowaddr` is the row address.
+    pub row_addr: bool,
+    /// `_rowid` is the row address. True only without stable row ids; a stable row id is opaque,
+    /// and stays with the row when it moves to another address.
+    pub row_id: bool,
+    /// `_fragid` is the fragment id, `_rowaddr >> 32`.
+    pub frag_id: bool,
+}
+
+impl AddressColumns {
+    /// What a column of this name denotes, if it denotes addresses.
+    fn resolve(self, name: &str) -> Option<SystemColumn> {
+        let column = SystemColumn::from_name(name)?;
+        let denotes_addresses = match column {
+            SystemColumn::RowAddr => self.row_addr,
+            SystemColumn::RowId => self.row_id,
+            SystemColumn::FragId => self.frag_id,
+        };
+        denotes_addresses.then_some(column)
+    }
+}
+
+/// The addresses rows of a table can have: those of fragments `0..=max`.
+///
+/// It bounds the searches, and it decides whether a cast can fail: `CAST(_rowaddr AS BIGINT)` does
+/// on fragment `2^31`, so it prunes only where no fragment id is that large. Nothing is claimed
+/// about addresses outside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressDomain {
+    max_fragment: Option<u32>,
+}
+
+impl AddressDomain {
+    /// The domain of a table whose largest fragment id, ever, is `max_fragment`; `None` if it never
+    /// had a fragment.
+    pub const fn new(max_fragment: Option<u32>) -> Self {
+        Self { max_fragment }
+    }
+
+    /// The fragment ids of the domain.
+    pub fn fragments(&self) -> FragmentRanges {
+        FragmentRanges::from_ranges(self.max_fragment.map(|max| 0..u64::from(max) + 1))
+    }
+
+    /// The row addresses of the domain.
+    pub fn rows(&self) -> RowAddrSet {
+        RowAddrSet::from_fragments(&self.fragments())
+    }
+
+    /// The number of different values a column can take.
+    fn positions(&self, column: SystemColumn) -> u128 {
+        let fragments = self.max_fragment.map_or(0, |max| u128::from(max) + 1);
+        (fragments << OFFSET_BITS) / column.addresses_per_value()
+    }
+
+    /// The one set that stands for all sets with these rows of the domain, so that `==` asks about
+    /// the domain only.
+    ///
+    /// Of all rows that is [`RowAddrSet::all`], which a plan can tell from a set that narrows; of
+    /// others the part inside the domain. In an empty domain every set is empty.
+    fn canonical(&self, rows: &RowAddrSet) -> RowAddrSet {
+        let domain = self.rows();
+        let inside = rows.intersect(&domain);
+        if inside == domain && !domain.is_empty() {
+            RowAddrSet::all()
+        } else {
+            inside
+        }
+    }
+}
+
+/// What one filter says about row addresses.
+///
+/// Both sets are `all` if they hold every row of the domain, and otherwise hold rows of the domain
+/// only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pruned {
+    /// A superset of the rows on which the filter is TRUE.
+    pub may: RowAddrSet,
+    /// A subset of the rows on which the filter is TRUE.
+    pub must: RowAddrSet,
+}
+
+impl Pruned {
+    /// Whether the filter is TRUE on exactly the rows of `may`, so that it need not be evaluated.
+    pub fn is_exact(&self) -> bool {
+        self.may == self.must
+    }
+}
+
+/// Works out on which rows `expr` may be, and on which it must be, TRUE.
+///
+/// `expr` is a filter as DataFusion hands it to a table provider, with types coerced. Column
+/// references are matched by name; that they mean this table is up to the caller. Of literals that
+/// do not have their operand's type only integers are understood, since the type a comparison takes
+/// place in depends on more than the two of them.
+pub fn prune(expr: &Expr, columns: &AddressColumns, domain: &AddressDomain) -> Pruned {
+    let pruner = Pruner {
+        columns: *columns,
+        domain: *domain,
+    };
+    let fact = pruner.fact(expr);
+    Pruned {
+        may: domain.canonical(&fact.can_true),
+        must: domain.canonical(&fact.must_be_true()),
+    }
+}
+
+/// The rows a scan has to look at, and the filters it still has to check on them.
+///
+/// Rows can be taken out of a plan and never put back: whoever adds what they know, an index result
+/// say, cannot undo what others have ruled out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowAddressPlan {
+    rows: RowAddrSet,
+    fragments: FragmentRanges,
+    residual: Vec<Expr>,
+}
+
+impl RowAddressPlan {
+    /// The plan for the conjunction of `filters`.
+    pub fn from_filters(
+        filters: &[Expr],
+        columns: &AddressColumns,
+        domain: &AddressDomain,
+    ) -> Self {
+        let pruned: Vec<Pruned> = filters
+            .iter()
+            .map(|filter| prune(filter, columns, domain))
+            .collect();
+        let may = RowAddrSet::intersect_all(pruned.iter().map(|pruned| &pruned.may));
+        let rows = domain.canonical(&may);
+        // Inside the rows that are left, a filter that must be TRUE on all of them has nothing more
+        // to say. That is so for every exact filter, and for others once another filter has
+        // narrowed the rows.
+        let is_settled = |pruned: &Pruned| pruned.is_exact() || rows.is_subset(&pruned.must);
+        let residual = filters
+            .iter()
+            .zip(&pruned)
+            .filter(|(_, pruned)| !is_settled(pruned))
+            .map(|(filter, _)| filter.clone())
+            .collect();
+        Self {
+            residual,
+            ..Self::from_rows(rows)
+        }
+    }
+
+    /// The plan that reads all rows of these fragments.
+    pub fn from_fragments(fragments: FragmentRanges) -> Self {
+        Self {
+            rows: RowAddrSet::from_fragments(&fragments),
+            fragments,
+            residual: Vec::new(),
+        }
+    }
+
+    /// The plan that reads these rows.
+    pub fn from_rows(rows: RowAddrSet) -> Self {
+        Self {
+            fragments: rows.fragments(),
+            rows,
+            residual: Vec::new(),
+        }
+    }
+
+    /// The plan that reads the rows of an index result. The map must hold addresses, not stable row
+    /// ids.
+    pub fn from_row_addr_map(map: &RowAddrTreeMap) -> Self {
+        let rows = map.iter().flat_map(|(&fragment, selection)| {
+            let base = u64::from(fragment) << OFFSET_BITS;
+            let offsets = match selection {
+                RowAddrSelection::Full => vec![0..1 << OFFSET_BITS],
+                RowAddrSelection::Partial(bitmap) => bitmap_to_ranges(bitmap),
+            };
+            offsets
+                .into_iter()
+                .filter(|offsets| !offsets.is_empty())
+                .map(move |offsets| (base | offsets.start, base | (offsets.end - 1)))
+        });
+        Self::from_rows(RowAddrSet::from_inclusive(rows))
+    }
+
+    /// The rows that may satisfy the filters: `all`, unless something was ruled out.
+    pub fn rows(&self) -> &RowAddrSet {
+        &self.rows
+    }
+
+    /// The fragments with such rows.
+    pub fn fragments(&self) -> &FragmentRanges {
+        &self.fragments
+    }
+
+    /// The filters that are not known to be TRUE on all of these rows, in the order given.
+    pub fn residual(&self) -> &[Expr] {
+        &self.residual
+    }
+
+    /// Whether the rows of the plan are the answer, with nothing left to check.
+    pub fn exact(&self) -> bool {
+        self.residual.is_empty()
+    }
+
+    /// Keeps only rows that are also in `rows`.
+    pub fn intersect_rows(&mut self, rows: &RowAddrSet) {
+        self.rows = self.rows.intersect(rows);
+        self.fragments = self.rows.fragments();
+    }
+
+    /// Keeps only rows of these fragments.
+    pub fn intersect_fragments(&mut self, fragments: &FragmentRanges) {
+        self.intersect_rows(&RowAddrSet::from_fragments(fragments));
+    }
+}
+
+/// The answers one subexpression may give, by row. In each row of the domain at least one is
+/// possible.
+///
+/// From these follow the rest: a row must be TRUE if it can be neither FALSE nor NULL. For a
+/// subexpression that is not boolean only NULL means anything; it counts as both TRUE and FALSE
+/// where it can be other than NULL.
+#[derive(Clone, Debug)]
+struct Fact {
+    can_true: RowAddrSet,
+    can_false: RowAddrSet,
+    can_null: RowAddrSet,
+}
+
+impl Fact {
+    /// Any answer in any row.
+    fn unknown() -> Self {
+        Self {
+            can_null: RowAddrSet::all(),
+            ..Self::not_null()
+        }
+    }
+
+    /// Some answer other than NULL in any row.
+    fn not_null() -> Self {
+        Self {
+            can_true: RowAddrSet::all(),
+            can_false: RowAddrSet::all(),
+            can_null: RowAddrSet::empty(),
+        }
+    }
+
+    /// NULL in every row.
+    fn null() -> Self {
+        Self {
+            can_true: RowAddrSet::empty(),
+            can_false: RowAddrSet::empty(),
+            can_null: RowAddrSet::all(),
+        }
+    }
+
+    /// TRUE in these rows and FALSE in all others.
+    fn true_in(rows: RowAddrSet) -> Self {
+        Self {
+            can_false: rows.complement(),
+            can_true: rows,
+            can_null: RowAddrSet::empty(),
+        }
+    }
+
+    /// The same answer in every row.
+    fn constant(answer: bool) -> Self {
+        Self::true_in(if answer {
+            RowAddrSet::all()
+        } else {
+            RowAddrSet::empty()
+        })
+    }
+
+    /// This value in every row.
+    fn of_value(value: &ScalarValue) -> Self {
+        match value {
+            ScalarValue::Boolean(Some(answer)) => Self::constant(*answer),
+            value if value.is_null() => Self::null(),
+            _ => Self::not_null(),
+        }
+    }
+
+    /// The rows in which the answer is TRUE, whatever else is unknown.
+    fn must_be_true(&self) -> RowAddrSet {
+        let otherwise = self.can_false.union(&self.can_null);
+        self.can_true.intersect(&otherwise.complement())
+    }
+
+    fn not(self) -> Self {
+        Self {
+            can_true: self.can_false,
+            can_false: self.can_true,
+            can_null: self.can_null,
+        }
+    }
+
+    /// OR of any number of terms: TRUE if one is, FALSE if all are, NULL if none is TRUE and one is
+    /// NULL.
+    ///
+    /// All terms at once, because ten thousand of them in pairs would copy ever larger sets ten
+    /// thousand times.
+    fn any(terms: &[Self]) -> Self {
+        let can_null = RowAddrSet::union_all(terms.iter().map(|term| &term.can_null));
+        let no_term_true = terms
+            .iter()
+            .map(|term| term.can_false.union(&term.can_null));
+        Self {
+            can_true: RowAddrSet::union_all(terms.iter().map(|term| &term.can_true)),
+            can_false: RowAddrSet::intersect_all(terms.iter().map(|term| &term.can_false)),
+            can_null: if can_null.is_empty() {
+                can_null
+            } else {
+                can_null.intersect(&RowAddrSet::intersect_all(no_term_true))
+            },
+        }
+    }
+
+    /// AND of any number of terms, by De Morgan: Kleene's tables are each other's mirror image.
+    fn every(terms: Vec<Self>) -> Self {
+        let negated: Vec<Self> = terms.into_iter().map(Self::not).collect();
+        Self::any(&negated).not()
+    }
+
+    fn is_null(self) -> Self {
+        Self {
+            can_false: self.can_true.union(&self.can_false),
+            can_true: self.can_null,
+            can_null: RowAddrSet::empty(),
+        }
+    }
+
+    fn is_true(self) -> Self {
+        Self {
+            can_false: self.can_false.union(&self.can_null),
+            can_true: self.can_true,
+            can_null: RowAddrSet::empty(),
+        }
+    }
+}
+
+/// A connective that waits for the facts of its operands.
+#[derive(Clone, Copy)]
+enum Connective {
+    And(usize),
+    Or(usize),
+    Not,
+    IsNull,
+    IsTrue,
+}
+
+impl Connective {
+    const fn arity(self) -> usize {
+        match self {
+            Self::And(terms) | Self::Or(terms) => terms,
+            Self::Not | Self::IsNull | Self::IsTrue => 1,
+        }
+    }
+
+    fn apply(self, mut operands: Vec<Fact>) -> Fact {
+        match self {
+            Self::And(_) => return Fact::every(operands),
+            Self::Or(_) => return Fact::any(&operands),
+            Self::Not | Self::IsNull | Self::IsTrue => {}
+        }
+        let operand = operands.pop().unwrap_or_else(Fact::unknown);
+        match self {
+            Self::IsNull => operand.is_null(),
+            Self::IsTrue => operand.is_true(),
+            Self::Not | Self::And(_) | Self::Or(_) => operand.not(),
+        }
+    }
+}
+
+/// A step of the walk over an expression.
+enum Task<'e> {
+    Visit(&'e Expr),
+    Apply(Connective),
+}
+
+/// One side of a comparison, where it is understood.
+enum Operand {
+    Address(Chain),
+    Constant(ScalarValue),
+}
+
+/// Walks expressions of one table.
+struct Pruner {
+    columns: AddressColumns,
+    domain: AddressDomain,
+}
+
+impl Pruner {
+    /// The fact of a whole expression.
+    ///
+    /// The stacks are explicit: a filter of ten thousand terms is a tree ten thousand levels deep,
+    /// too deep to recurse into.
+    fn fact(&self, expr: &Expr) -> Fact {
+        let mut tasks = vec![Task::Visit(expr)];
+        let mut facts: Vec<Fact> = Vec::new();
+        while let Some(task) = tasks.pop() {
+            match task {
+                Task::Visit(expr) => facts.extend(self.visit(expr, &mut tasks)),
+                Task::Apply(connective) => {
+                    let operands = facts.len().saturating_sub(connective.arity());
+                    let operands = facts.split_off(operands);
+                    facts.push(connective.apply(operands));
+                }
+            }
+        }
+        facts.pop().unwrap_or_else(Fact::unknown)
+    }
+
+    /// The fact of an expression without connectives; of others, schedules the connectives and
+    /// their operands.
+    fn visit<'e>(&self, expr: &'e Expr, tasks: &mut Vec<Task<'e>>) -> Option<Fact> {
+        // Outermost first: the stack runs them in reverse.
+        let (connectives, operand): (&[Connective], &Expr) = match expr {
+            Expr::Alias(alias) => (&[], &alias.expr),
+            Expr::Not(operand) => (&[Connective::Not], operand),
+            Expr::IsNull(operand) | Expr::IsUnknown(operand) => (&[Connective::IsNull], operand),
+            Expr::IsNotNull(operand) | Expr::IsNotUnknown(operand) => {
+                (&[Connective::Not, Connective::IsNull], operand)
+            }
+            Expr::IsTrue(operand) => (&[Connective::IsTrue], operand),
+            Expr::IsNotTrue(operand) => (&[Connective::Not, Connective::IsTrue], operand),
+            // FALSE is the TRUE of the negation, and only that.
+            Expr::IsFalse(operand) => (&[Connective::IsTrue, Connective::Not], operand),
+            Expr::IsNotFalse(operand) => (
+                &[Connective::Not, Connective::IsTrue, Connective::Not],
+                operand,
+            ),
+            Expr::BinaryExpr(binary) if matches!(binary.op, Operator::And | Operator::Or) => {
+                let terms = terms_of(binary);
+                tasks.push(Task::Apply(match binary.op {
+                    Operator::And => Connective::And(terms.len()),
+                    _ => Connective::Or(terms.len()),
+                }));
+                tasks.extend(terms.into_iter().map(Task::Visit));
+                return None;
+            }
+            leaf => return Some(self.leaf(leaf).unwrap_or_else(Fact::unknown)),
+        };
+        tasks.extend(connectives.iter().copied().map(Task::Apply));
+        tasks.push(Task::Visit(operand));
+        None
+    }
+
+    /// The fact of an expression without connectives, if it is understood.
+    fn leaf(&self, expr: &Expr) -> Option<Fact> {
+        match expr {
+            Expr::Between(between) => return self.between(between),
+            Expr::InList(list) => return self.in_list(list),
+            Expr::BinaryExpr(binary) => {
+                if let Some(comparison) = Comparison::of(binary.op) {
+                    return self.compare(&binary.left, comparison, &binary.right);
+                }
+            }
+            _ => {}
+        }
+        Some(match self.operand(expr)? {
+            Operand::Constant(value) => Fact::of_value(&value),
+            // A chain is defined on the whole domain.
+            Operand::Address(_) => Fact::not_null(),
+        })
+    }
+
+    fn compare(&self, left: &Expr, comparison: Comparison, right: &Expr) -> Option<Fact> {
+        let (chain, comparison, literal) = match (self.operand(left)?, self.operand(right)?) {
+            (Operand::Address(chain), Operand::Constant(literal)) => (chain, comparison, literal),
+            (Operand::Constant(literal), Operand::Address(chain)) => {
+                (chain, comparison.flipped(), literal)
+            }
+            _ => return None,
+        };
+        chain.compare(comparison, &[literal]).pop().flatten()
+    }
+
+    /// `value BETWEEN low AND high` is `value >= low AND value <= high`, NULL bounds included.
+    ///
+    /// It is unknown if either half is. Coercion makes one type of all three, so a bound that is
+    /// not understood may have changed what the other one means: in `_rowaddr BETWEEN
+    /// 9007199254740993 AND 1e300`, not yet coerced, the comparisons are of floats, and
+    /// 9007199254740992 is inside.
+    fn between(&self, between: &Between) -> Option<Fact> {
+        let low = self.compare(&between.expr, Comparison::GT_EQ, &between.low)?;
+        let high = self.compare(&between.expr, Comparison::LT_EQ, &between.high)?;
+        let inside = Fact::every(vec![low, high]);
+        Some(if between.negated {
+            inside.not()
+        } else {
+            inside
+        })
+    }
+
+    /// `value IN (a, b, …)` is `value = a OR value = b OR …`, NULL members included.
+    ///
+    /// A member that is not understood becomes an unknown term. The others may stay although
+    /// coercion makes one type of the list: with an unknown term around, an equal member still
+    /// makes the list TRUE, in whatever type, and an unequal one says nothing.
+    fn in_list(&self, list: &InList) -> Option<Fact> {
+        let Operand::Address(chain) = self.operand(&list.expr)? else {
+            return None;
+        };
+        let members: Vec<ScalarValue> = list.list.iter().filter_map(constant).collect();
+        let known = chain.compare(Comparison::EQ, &members).into_iter();
+        let others = repeat_n(None, list.list.len() - members.len());
+        let terms: Vec<Fact> = known
+            .chain(others)
+            .map(|term| term.unwrap_or_else(Fact::unknown))
+            .collect();
+        let member = Fact::any(&terms);
+        Some(if list.negated { member.not() } else { member })
+    }
+
+    /// One side of a comparison, unwrapped from the outside in, if it is a constant or a chain.
+    fn operand(&self, expr: &Expr) -> Option<Operand> {
+        if let Some(value) = constant(expr) {
+            return Some(Operand::Constant(value));
+        }
+        let mut layers = Vec::new();
+        let mut inner = expr;
+        let column = loop {
+            inner = match inner {
+                Expr::Alias(alias) => &alias.expr,
+                Expr::BinaryExpr(binary) if Chain::knows(binary.op) => {
+                    layers.push(Layer::Arithmetic(binary.op, constant(&binary.right)?));
+                    &binary.left
+                }
+                Expr::Column(column) => break self.columns.resolve(&column.name)?,
+                cast => {
+                    let (cast, operand) = Cast::of(cast)?;
+                    layers.push(Layer::Cast(cast));
+                    operand
+                }
+            };
+        };
+        Chain::build(column, self.domain.positions(column), layers).map(Operand::Address)
+    }
+}
+
+/// The terms of a chain of one operator, however it is nested.
+fn terms_of(root: &BinaryExpr) -> Vec<&Expr> {
+    let mut pending = vec![root.right.as_ref(), root.left.as_ref()];
+    let mut terms = Vec::new();
+    while let Some(expr) = pending.pop() {
+        match expr {
+            Expr::BinaryExpr(inner) if inner.op == root.op => {
+                pending.extend([inner.right.as_ref(), inner.left.as_ref()]);
+            }
+            term => terms.push(term),
+        }
+    }
+    terms
+}
+
+/// The value of a literal under any casts. Coercion leaves such casts behind when nothing has
+/// folded them yet.
+fn constant(expr: &Expr) -> Option<ScalarValue> {
+    let mut casts = Vec::new();
+    let mut inner = expr;
+    let literal = loop {
+        inner = match inner {
+            Expr::Literal(value, _) => break value,
+            Expr::Alias(alias) => &alias.expr,
+            other => {
+                let (cast, operand) = Cast::of(other)?;
+                casts.push(cast);
+                operand
+            }
+        };
+    };
+    let mut value = ColumnarValue::Scalar(literal.clone());
+    for cast in casts.iter().rev() {
+        value = cast.apply(&value).ok()?;
+    }
+    match value {
+        ColumnarValue::Scalar(value) => Some(value),
+        ColumnarValue::Array(_) => None,
+    }
+}
+
+/// How a comparison's two sides may stand for it to hold.
+#[derive(Clone, Copy)]
+struct Comparison {
+    less: bool,
+    equal: bool,
+    greater: bool,
+    /// `IS [NOT] DISTINCT FROM`, for which NULL is a value like any other.
+    null_is_value: bool,
+}
+
+impl Comparison {
+    const EQ: Self = Self::ordered(false, true, false);
+    const LT_EQ: Self = Self::ordered(true, true, false);
+    const GT_EQ: Self = Self::ordered(false, true, true);
+
+    const fn ordered(less: bool, equal: bool, greater: bool) -> Self {
+        Self {
+            less,
+            equal,
+            greater,
+            null_is_value: false,
+        }
+    }
+
+    const fn of(op: Operator) -> Option<Self> {
+        let comparison = match op {
+            Operator::Eq | Operator::IsNotDistinctFrom => Self::EQ,
+            Operator::NotEq | Operator::IsDistinctFrom => Self::ordered(true, false, true),
+            Operator::Lt => Self::ordered(true, false, false),
+            Operator::LtEq => Self::LT_EQ,
+            Operator::Gt => Self::ordered(false, false, true),
+            Operator::GtEq => Self::GT_EQ,
+            _ => return None,
+        };
+        Some(Self {
+            null_is_value: matches!(op, Operator::IsDistinctFrom | Operator::IsNotDistinctFrom),
+            ..comparison
+        })
+    }
+
+    /// The same comparison with its sides exchanged.
+    const fn flipped(self) -> Self {
+        Self {
+            less: self.greater,
+            greater: self.less,
+            ..self
+        }
+    }
+
+    /// The comparison of a value that is never NULL with NULL.
+    fn with_null(self) -> Fact {
+        if self.null_is_value {
+            Fact::constant(!self.equal)
+        } else {
+            Fact::null()
+        }
+    }
+}
+
+/// A `CAST`, or, if `safe`, a `TRY_CAST`.
+#[derive(Clone, Copy)]
+struct Cast<'e> {
+    to: &'e DataType,
+    safe: bool,
+}
+
+impl<'e> Cast<'e> {
+    /// The cast and its operand, if `expr` is a cast. Metadata may name an extension type, whose
+    /// casts are not arrow's.
+    fn of(expr: &'e Expr) -> Option<(Self, &'e Expr)> {
+        let (field, safe, operand): (&FieldRef, bool, &Expr) = match expr {
+            Expr::Cast(cast) => (&cast.field, false, &cast.expr),
+            Expr::TryCast(cast) => (&cast.field, true, &cast.expr),
+            _ => return None,
+        };
+        let to = field.data_type();
+        field
+            .metadata()
+            .is_empty()
+            .then_some((Self { to, safe }, operand))
+    }
+
+    /// What DataFusion's cast expressions do.
+    fn apply(self, value: &ColumnarValue) -> DFResult<ColumnarValue> {
+        let options = CastOptions {
+            safe: self.safe,
+            format_options: DEFAULT_FORMAT_OPTIONS,
+        };
+        value.cast_to(self.to, Some(&options))
+    }
+}
+
+/// One function of a chain, as the filter spells it.
+enum Layer<'e> {
+    Cast(Cast<'e>),
+    Arithmetic(Operator, ScalarValue),
+}
+
+/// One function of a chain, ready to run on arrays.
+enum Step {
+    Cast {
+        to: DataType,
+        safe: bool,
+    },
+    Arithmetic {
+        schema: SchemaRef,
+        expr: Arc<dyn PhysicalExpr>,
+    },
+}
+
+impl Step {
+    fn apply(&self, input: ArrayRef) -> DFResult<ArrayRef> {
+        let rows = input.len();
+        let output = match self {
+            Self::Cast { to, safe } => {
+                let cast = Cast { to, safe: *safe };
+                cast.apply(&ColumnarValue::Array(input))?
+            }
+            Self::Arithmetic { schema, expr } => {
+                let batch = RecordBatch::try_new(Arc::clone(schema), vec![input])?;
+                expr.evaluate(&batch)?
+            }
+        };
+        output.into_array(rows)
+    }
+}
+
+/// A non-decreasing function of one address column, defined on the whole domain.
+///
+/// Its argument is called a position: an address, or for `_fragid` a fragment id. Positions run
+/// over `0..self.positions`, which is not empty, and `u128` because the last of `2^64` addresses
+/// has a successor here.
+///
+/// The steps are run one after another and not nested into one expression, so that a long chain of
+/// casts is no deep recursion.
+struct Chain {
+    column: SystemColumn,
+    positions: u128,
+    steps: Vec<Step>,
+    data_type: DataType,
+}
+
+/// Where a chain's values pass a literal: positions before `below` are less, those before `through`
+/// at most equal.
+#[derive(Clone, Copy)]
+struct Cut {
+    below: u128,
+    through: u128,
+}
+
+/// A literal, set against a chain.
+enum Against {
+    /// Where it cuts is known without looking.
+    Cut(Cut),
+    /// It has the chain's type; where it cuts is to be searched.
+    Search(ScalarValue),
+}
+
+/// Positions evaluated at a time. A call of a kernel costs as much as some hundred rows in it, so
+/// for few literals it pays to try many positions at once: one literal takes eight rounds and not
+/// sixty-four.
+const PROBES: usize = 256;
+
+/// A comparison kernel, `lt` or `lt_eq`.
+type Kernel = fn(&dyn Datum, &dyn Datum) -> Result<BooleanArray, ArrowError>;
+
+impl Chain {
+    /// The operators of [`Self::push_arithmetic`].
+    const fn knows(op: Operator) -> bool {
+        matches!(op, Operator::BitwiseShiftRight | Operator::Divide)
+    }
+
+    /// The chain of these layers, outermost first; `None` if it is not monotone, or not defined on
+    /// the whole domain.
+    fn build(column: SystemColumn, positions: u128, layers: Vec<Layer<'_>>) -> Option<Self> {
+        let last = positions.checked_sub(1)?;
+        let mut chain = Self {
+            column,
+            positions,
+            steps: Vec::with_capacity(layers.len()),
+            data_type: DataType::UInt64,
+        };
+        for layer in layers.into_iter().rev() {
+            match layer {
+                Layer::Cast(cast) => chain.push_cast(cast)?,
+                Layer::Arithmetic(op, literal) => chain.push_arithmetic(op, &literal)?,
+            }
+        }
+        if !chain.steps.is_empty() {
+            // Defined at both ends means defined everywhere: see the soundness argument at the top.
+            chain.evaluate(vec![0, u64::try_from(last).ok()?])?;
+        }
+        Some(chain)
+    }
+
+    fn push_cast(&mut self, cast: Cast<'_>) -> Option<()> {
+        if *cast.to == self.data_type {
+            return Some(());
+        }
+        if !preserves_order(&self.data_type, cast.to) {
+            return None;
+        }
+        self.steps.push(Step::Cast {
+            to: cast.to.clone(),
+            safe: cast.safe,
+        });
+        self.data_type = cast.to.clone();
+        Some(())
+    }
+
+    /// Appends `>> literal` or `/ literal`.
+    ///
+    /// Operands get the types coercion gives them, so that a filter means the same before it and
+    /// after. Then:
+    /// - A right shift of integers by any fixed distance is monotone. The kernel shifts by the
+    ///   distance modulo the width, so `>> 64` changes nothing, but it does so in every row.
+    /// - Division by a fixed positive number is monotone and so is the rounding after it: integers
+    ///   and decimals truncate, floats round to nearest. It fails only on overflow of a decimal, so
+    ///   on an interval. A negative divisor reverses the order. An infinite one makes NaN of an
+    ///   infinite dividend.
+    /// - Other operators are not: `+` and `*` wrap around, `%` and `&` are periodic.
+    fn push_arithmetic(&mut self, op: Operator, literal: &ScalarValue) -> Option<()> {
+        let literal_type = literal.data_type();
+        let coercer = BinaryTypeCoercer::new(&self.data_type, &op, &literal_type);
+        let (left, right) = coercer.get_input_types().ok()?;
+        self.push_cast(Cast {
+            to: &left,
+            safe: false,
+        })?;
+        let literal = literal.cast_to(&right).ok()?;
+        let monotone = match op {
+            Operator::BitwiseShiftRight => {
+                // The kernel takes equal types for granted.
+                left.is_integer() && left == right && !literal.is_null()
+            }
+            Operator::Divide => {
+                is_number(&left) && is_number(&right) && is_positive_and_finite(&literal)
+            }
+            _ => false,
+        };
+        if !monotone {
+            return None;
+        }
+        let schema = Arc::new(Schema::new(vec![Field::new("value", left, true)]));
+        let value = Arc::new(Column::new("value", 0));
+        let literal = Arc::new(Literal::new(literal));
+        let expr = expressions::binary(value, op, literal, &schema).ok()?;
+        self.data_type = expr.data_type(&schema).ok()?;
+        self.steps.push(Step::Arithmetic { schema, expr });
+        is_number(&self.data_type).then_some(())
+    }
+
+    /// The values at these positions, if all can be computed and none is NULL.
+    fn evaluate(&self, positions: Vec<u64>) -> Option<ArrayRef> {
+        let rows = positions.len();
+        let mut values: ArrayRef = Arc::new(UInt64Array::from(positions));
+        for step in &self.steps {
+            values = step.apply(values).ok()?;
+        }
+        let as_expected = values.len() == rows
+            && values.null_count() == 0
+            && *values.data_type() == self.data_type;
+        as_expected.then_some(values)
+    }
+
+    /// The facts of `chain <comparison> literal`, one for each literal; `None` where it is not
+    /// understood.
+    fn compare(&self, comparison: Comparison, literals: &[ScalarValue]) -> Vec<Option<Fact>> {
+        let cuts = self.cuts(literals);
+        let facts = literals.iter().zip(cuts).map(|(literal, cut)| {
+            if literal.is_null() {
+                return self
+                    .is_comparable_null(literal)
+                    .then(|| comparison.with_null());
+            }
+            self.cut_fact(comparison, cut?)
+        });
+        facts.collect()
+    }
+
+    /// A NULL of another type than the chain's is not understood: as a bound of BETWEEN it may have
+    /// decided in which type the other bound is compared.
+    fn is_comparable_null(&self, null: &ScalarValue) -> bool {
+        let null_type = null.data_type();
+        null_type.is_null()
+            || null_type == self.data_type
+            || (null_type.is_integer() && self.data_type.is_integer())
+    }
+
+    fn cut_fact(&self, comparison: Comparison, cut: Cut) -> Option<Fact> {
+        let parts = [
+            (comparison.less, 0..cut.below),
+            (comparison.equal, cut.below..cut.through),
+            (comparison.greater, cut.through..self.positions),
+        ];
+        let rows: Option<Vec<(u64, u64)>> = parts
+            .into_iter()
+            .filter(|(holds, part)| *holds && !part.is_empty())
+            .map(|(_, part)| self.addresses(&part))
+            .collect();
+        Some(Fact::true_in(RowAddrSet::from_inclusive(rows?)))
+    }
+
+    /// The first and the last address of a range of positions that is not empty.
+    fn addresses(&self, positions: &Range<u128>) -> Option<(u64, u64)> {
+        let each = self.column.addresses_per_value();
+        let first = positions.start * each;
+        let last = (positions.end * each).checked_sub(1)?;
+        Some((u64::try_from(first).ok()?, u64::try_from(last).ok()?))
+    }
+
+    /// Where each of the literals cuts the positions, all searched at once; `None` where that is
+    /// not understood.
+    fn cuts(&self, literals: &[ScalarValue]) -> Vec<Option<Cut>> {
+        let mut cuts = vec![None; literals.len()];
+        let mut slots = Vec::new();
+        let mut wanted = Vec::new();
+        for (slot, literal) in cuts.iter_mut().zip(literals) {
+            match self.against(literal) {
+                Some(Against::Cut(cut)) => *slot = Some(cut),
+                Some(Against::Search(literal)) => {
+                    slots.push(slot);
+                    wanted.push(literal);
+                }
+                None => {}
+            }
+        }
+        for (slot, cut) in slots
+            .into_iter()
+            .zip(self.search(wanted).into_iter().flatten())
+        {
+            *slot = Some(cut);
+        }
+        cuts
+    }
+
+    /// Sets a literal against the chain, if the two can be compared.
+    fn against(&self, literal: &ScalarValue) -> Option<Against> {
+        if literal.is_null() {
+            return None;
+        }
+        if self.steps.is_empty() {
+            // The bare column: the value at a position is the position.
+            let value = integer(literal)?;
+            let clamp = |value: i128| u128::try_from(value).unwrap_or(0).min(self.positions);
+            return Some(Against::Cut(Cut {
+                below: clamp(value),
+                through: clamp(value + 1),
+            }));
+        }
+        if literal.data_type() == self.data_type {
+            return Some(Against::Search(literal.clone()));
+        }
+        let value = integer(literal)?;
+        if !self.data_type.is_integer() {
+            return None;
+        }
+        // Integers compare as numbers. One that the chain's type cannot hold lies beyond all values
+        // of that type.
+        let beyond = if value < 0 { 0 } else { self.positions };
+        Some(match literal.cast_to(&self.data_type) {
+            Ok(literal) if !literal.is_null() => Against::Search(literal),
+            _ => Against::Cut(Cut {
+                below: beyond,
+                through: beyond,
+            }),
+        })
+    }
+
+    fn search(&self, literals: Vec<ScalarValue>) -> Option<Vec<Cut>> {
+        if literals.is_empty() {
+            return None;
+        }
+        let literals = ScalarValue::iter_to_array(literals).ok()?;
+        let below = self.prefixes(&literals, cmp::lt)?.into_iter();
+        let through = self.prefixes(&literals, cmp::lt_eq)?.into_iter();
+        let cuts = below.zip(through);
+        Some(
+            cuts.map(|(below, through)| Cut { below, through })
+                .collect(),
+        )
+    }
+
+    /// For each literal, the length of the prefix of positions on which `kernel(chain, literal)`
+    /// holds.
+    ///
+    /// A binary search for all literals side by side, with more than one probe for each if they are
+    /// few.
+    fn prefixes(&self, literals: &ArrayRef, kernel: Kernel) -> Option<Vec<u128>> {
+        let fan = (PROBES / literals.len()).max(1);
+        let repeated = (0_u64..).take(literals.len());
+        let repeated = UInt64Array::from_iter_values(repeated.flat_map(|i| repeat_n(i, fan)));
+        let literals = take(literals, &repeated, None).ok()?;
+        // Where each prefix may end. Before the range the comparison holds, from its end on it does
+        // not.
+        let mut open = vec![0..self.positions; literals.len() / fan];
+        while open.iter().any(|range| !range.is_empty()) {
+            let probes = self.probes(&open, fan)?;
+            let values = self.evaluate(probes.clone())?;
+            let verdicts = kernel(&values, &literals).ok()?;
+            if verdicts.len() != probes.len() || verdicts.null_count() > 0 {
+                return None;
+            }
+            let verdicts: Vec<bool> = verdicts.values().iter().collect();
+            let verdicts = probes.chunks(fan).zip(verdicts.chunks(fan));
+            for (range, (probes, verdicts)) in open.iter_mut().zip(verdicts) {
+                narrow(range, probes, verdicts);
+            }
+        }
+        Some(open.into_iter().map(|range| range.start).collect())
+    }
+
+    /// The positions to try next: `fan` for each range, ascending and inside it; for an empty range
+    /// any at all.
+    fn probes(&self, open: &[Range<u128>], fan: usize) -> Option<Vec<u64>> {
+        let fan = u128::try_from(fan).ok()?;
+        let last = self.positions.checked_sub(1)?;
+        let probes = open.iter().flat_map(|range| {
+            let width = range.end - range.start;
+            (1..=fan).map(move |i| (range.start + width * i / (fan + 1)).min(last))
+        });
+        probes.map(|probe| u64::try_from(probe).ok()).collect()
+    }
+}
+
+/// Narrows a range of possible ends of a prefix. Each probe lies inside, so a range that is not
+/// empty shrinks.
+fn narrow(range: &mut Range<u128>, probes: &[u64], verdicts: &[bool]) {
+    if range.is_empty() {
+        return;
+    }
+    for (&probe, &holds) in probes.iter().zip(verdicts) {
+        if !holds {
+            range.end = u128::from(probe);
+            return;
+        }
+        range.start = u128::from(probe) + 1;
+    }
+}
+
+/// Whether arrow's cast between these types never turns the order of two non-negative numbers
+/// around, and fails, if at all, on all numbers above some bound.
+///
+/// Integers and floats: conversions are range-checked, and rounding and truncation are monotone.
+/// `Decimal128`: scaling is checked, rounding monotone, the precision checked. Not so, in arrow 58:
+/// - An integer becomes a `Decimal32` or `Decimal64` through Rust's `as`, which wraps around before
+///   anything is checked: `CAST(_rowaddr AS Decimal32(9, 0))` is 5 on offset 5 of every fragment,
+///   and defined at both ends of some domains.
+/// - `Decimal256` rescales without a check if the sum of precision and scale overflows an `i8`, and
+///   becomes an `Int64` by dropping the third of its four words.
+///
+/// Text sorts "10" before "9"; a boolean or a timestamp nobody orders addresses by.
+fn preserves_order(from: &DataType, to: &DataType) -> bool {
+    is_number(from) && is_number(to)
+}
+
+/// The types chains are made of. A decimal's scale is from zero to its precision: beyond that lie
+/// corners of arrow's arithmetic that need an argument of their own, and no filter.
+fn is_number(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Decimal128(precision, scale) => {
+            *precision <= DECIMAL128_MAX_PRECISION
+                && u8::try_from(*scale).is_ok_and(|scale| scale <= *precision)
+        }
+        other => other.is_integer() || other.is_floating(),
+    }
+}
+
+fn is_positive_and_finite(value: &ScalarValue) -> bool {
+    let finite = match value {
+        ScalarValue::Float16(Some(value)) => value.is_finite(),
+        ScalarValue::Float32(Some(value)) => value.is_finite(),
+        ScalarValue::Float64(Some(value)) => value.is_finite(),
+        value => !value.is_null(),
+    };
+    finite
+        && ScalarValue::new_zero(&value.data_type())
+            .is_ok_and(|zero| value.partial_cmp(&zero) == Some(Ordering::Greater))
+}
+
+/// The value of an integer literal that is not NULL.
+fn integer(value: &ScalarValue) -> Option<i128> {
+    match value {
+        ScalarValue::Int8(value) => value.map(i128::from),
+        ScalarValue::Int16(value) => value.map(i128::from),
+        ScalarValue::Int32(value) => value.map(i128::from),
+        ScalarValue::Int64(value) => value.map(i128::from),
+        ScalarValue::UInt8(value) => value.map(i128::from),
+        ScalarValue::UInt16(value) => value.map(i128::from),
+        ScalarValue::UInt32(value) => value.map(i128::from),
+        ScalarValue::UInt64(value) => value.map(i128::from),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::collections::BTreeSet;
+    use std::sync::LazyLock;
+
+    use arrow::array::Int64Array;
+    use datafusion::common::DFSchema;
+    use datafusion::logical_expr::expr::Alias;
+    use datafusion::logical_expr::simplify::SimplifyContext;
+    use datafusion::logical_expr::{cast, col, lit, try_cast};
+    use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+    use datafusion::prelude::SessionContext;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
+    const ALL: AddressColumns = AddressColumns {
+        row_addr: true,
+        row_id: true,
+        frag_id: true,
+    };
+
+    static SESSION: LazyLock<SessionContext> = LazyLock::new(SessionContext::new);
+
+    /// The system columns, and one column of data.
+    static SCHEMA: LazyLock<Arc<DFSchema>> = LazyLock::new(|| {
+        let fields =
+            [ROW_ADDR, ROW_ID, FRAG_ID].map(|name| Field::new(name, DataType::UInt64, false));
+        let fields: Vec<Field> = fields
+            .into_iter()
+            .chain([Field::new("x", DataType::Int64, true)])
+            .collect();
+        Arc::new(DFSchema::try_from(Schema::new(fields)).unwrap())
+    });
+
+    fn domain(max_fragment: u32) -> AddressDomain {
+        AddressDomain::new(Some(max_fragment))
+    }
+
+    fn simplifier() -> ExprSimplifier {
+        ExprSimplifier::new(
+            SimplifyContext::builder()
+                .with_schema(Arc::clone(&SCHEMA))
+                .build(),
+        )
+    }
+
+    /// The filter as a provider receives it: parsed, coerced, simplified.
+    fn sql(text: &str) -> Expr {
+        let parsed = SESSION.parse_sql_expr(text, &SCHEMA).unwrap();
+        let coerced = simplifier().coerce(parsed, &SCHEMA).unwrap();
+        simplifier().simplify(coerced).unwrap()
+    }
+
+    /// The filter as it was written, and as DataFusion rewrites it on the way to a provider.
+    fn forms(expr: &Expr) -> Vec<Expr> {
+        let coerced = simplifier().coerce(expr.clone(), &SCHEMA).ok();
+        let simplified = coerced
+            .clone()
+            .and_then(|expr| simplifier().simplify(expr).ok());
+        [Some(expr.clone()), coerced, simplified]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    /// Rows at the given addresses, each with several values of `x`. System columns that do not
+    /// denote addresses hold something else.
+    fn batch(addrs: &BTreeSet<u64>, columns: &AddressColumns) -> RecordBatch {
+        let x = [None, Some(-1), Some(0), Some(3), Some(1 << 33)];
+        let each = || addrs.iter().flat_map(|&addr| repeat_n(addr, x.len()));
+        let column = |denotes: bool, value: fn(u64) -> u64| -> ArrayRef {
+            let stored = each().map(|addr| {
+                if denotes {
+                    value(addr)
+                } else {
+                    !addr.rotate_left(7)
+                }
+            });
+            Arc::new(UInt64Array::from_iter_values(stored))
+        };
+        let arrays: Vec<ArrayRef> = vec![
+            column(columns.row_addr, |addr| addr),
+            column(columns.row_id, |addr| addr),
+            column(columns.frag_id, |addr| addr >> OFFSET_BITS),
+            Arc::new(Int64Array::from_iter(addrs.iter().flat_map(|_| x))),
+        ];
+        RecordBatch::try_new(Arc::clone(SCHEMA.inner()), arrays).unwrap()
+    }
+
+    /// What DataFusion answers for one row; the inner error if it fails on that row.
+    type Answer = Result<Option<bool>, String>;
+
+    /// What DataFusion answers, row by row if it fails on the whole; `None` if it cannot even plan
+    /// the filter.
+    fn evaluate(expr: &Expr, batch: &RecordBatch) -> Option<Vec<Answer>> {
+        let physical = SESSION.create_physical_expr(expr.clone(), &SCHEMA).ok()?;
+        let answers = |batch: &RecordBatch| -> DFResult<Vec<Answer>> {
+            let array = physical.evaluate(batch)?.into_array(batch.num_rows())?;
+            let array = datafusion::common::cast::as_boolean_array(&array)?;
+            Ok(array.iter().map(Ok).collect())
+        };
+        Some(answers(batch).unwrap_or_else(|_| {
+            let rows = (0..batch.num_rows()).map(|row| answers(&batch.slice(row, 1)));
+            rows.map(|row| row.map_err(|error| error.to_string())?.swap_remove(0))
+                .collect()
+        }))
+    }
+
+    /// Addresses worth looking at: around the edges of fragments, and around the edges of the sets
+    /// under test.
+    fn interesting(max_fragment: u32, sets: [&RowAddrSet; 2]) -> BTreeSet<u64> {
+        let ids = [
+            0,
+            1,
+            2,
+            3,
+            (1 << 31) - 1,
+            1 << 31,
+            (1 << 31) + 1,
+            u32::MAX,
+            max_fragment,
+        ];
+        let bases = ids.into_iter().map(|id| u64::from(id) << OFFSET_BITS);
+        let edges = bases.flat_map(|base| {
+            [0, 1, 5, 1 << 31, (1 << OFFSET_BITS) - 1].map(|offset| base | offset)
+        });
+        let ends = sets
+            .into_iter()
+            .flat_map(|set| set.iter().take(20).flat_map(|(first, last)| [first, last]));
+        edges
+            .chain(ends.flat_map(|addr| [addr.saturating_sub(1), addr, addr.saturating_add(1)]))
+            .filter(|addr| addr >> OFFSET_BITS <= u64::from(max_fragment))
+            .collect()
+    }
+
+    /// Prunes, evaluates on interesting rows, and compares. Returns what pruning said, if
+    /// DataFusion takes the filter, and whether it can be computed on every row.
+    fn check_rows(
+        expr: &Expr,
+        columns: &AddressColumns,
+        max_fragment: u32,
+    ) -> Option<(Pruned, bool)> {
+        let pruned = prune(expr, columns, &domain(max_fragment));
+        let addrs = interesting(max_fragment, [&pruned.may, &pruned.must]);
+        let batch = batch(&addrs, columns);
+        let answers = evaluate(expr, &batch)?;
+        let computed = answers.iter().all(Result::is_ok);
+        let each = batch.num_rows() / addrs.len();
+        let rows = addrs.iter().flat_map(|&addr| repeat_n(addr, each));
+        for (addr, answer) in rows.zip(answers) {
+            let at = format!(
+                "{expr} at {addr:#x} of fragments 0..={max_fragment}: {answer:?}, {pruned:?}"
+            );
+            match answer {
+                Ok(Some(true)) => assert!(pruned.may.contains(addr), "dropped a row: {at}"),
+                Ok(_) => assert!(!pruned.must.contains(addr), "kept a row unchecked: {at}"),
+                Err(_) => {}
+            }
+        }
+        assert!(pruned.must.is_subset(&pruned.may));
+        Some((pruned, computed))
+    }
+
+    fn check(expr: &Expr, columns: &AddressColumns, max_fragment: u32) -> Pruned {
+        check_rows(expr, columns, max_fragment).unwrap().0
+    }
+
+    /// Asserts what `filter` may and must select in fragments `0..=5`, and that DataFusion agrees.
+    #[track_caller]
+    fn assert_prunes(filter: &str, may: &str, must: &str) {
+        let pruned = check(&sql(filter), &ALL, 5);
+        let found = (pruned.may.to_string(), pruned.must.to_string());
+        assert_eq!(found, (may.to_owned(), must.to_owned()), "{filter}");
+    }
+
+    #[track_caller]
+    fn assert_exact(filter: &str, rows: &str) {
+        assert_prunes(filter, rows, rows);
+    }
+
+    #[track_caller]
+    fn assert_unknown(filter: &str) {
+        assert_prunes(filter, "all", "[]");
+    }
+
+    const FRAG_2: &str = "[2:0..=2:4294967295]";
+
+    #[test]
+    fn compares_bare_columns() {
+        assert_exact("_rowaddr = 4294967301", "[1:5]");
+        assert_exact("4294967301 = _rowaddr", "[1:5]");
+        assert_exact("_rowid = 4294967301", "[1:5]");
+        assert_exact("_rowaddr <> 7", "[0:0..=0:6, 0:8..=5:4294967295]");
+        assert_exact("_rowaddr < 7", "[0:0..=0:6]");
+        assert_exact("_rowaddr <= 7", "[0:0..=0:7]");
+        assert_exact("7 > _rowaddr", "[0:0..=0:6]");
+        assert_exact("_rowaddr > 7", "[0:8..=5:4294967295]");
+        assert_exact("_rowaddr >= 7", "[0:7..=5:4294967295]");
+        assert_exact("_fragid = 2", FRAG_2);
+        assert_exact("_fragid > 1 AND _fragid < 3", FRAG_2);
+    }
+
+    #[test]
+    fn literals_outside_the_domain_select_all_or_nothing() {
+        assert_exact("_rowaddr >= 0", "all");
+        assert_exact("_rowaddr > -1", "all");
+        assert_exact("_rowaddr = -1", "[]");
+        assert_exact("_fragid = 6", "[]");
+        assert_exact("_fragid <> 6", "all");
+        assert_exact("_fragid <= 5", "all");
+        assert_exact("_rowaddr <= 18446744073709551615", "all");
+    }
+
+    #[test]
+    fn understands_between() {
+        assert_exact("_rowaddr BETWEEN 3 AND 5", "[0:3..=0:5]");
+        assert_exact("_rowaddr BETWEEN 5 AND 3", "[]");
+        assert_exact(
+            "_fragid NOT BETWEEN 1 AND 4",
+            "[0:0..=0:4294967295, 5:0..=5:4294967295]",
+        );
+        // With a NULL bound the other one can still make it FALSE, and NOT BETWEEN then TRUE.
+        assert_exact("_rowaddr BETWEEN 3 AND NULL", "[]");
+        assert_exact("_rowaddr NOT BETWEEN 3 AND NULL", "[0:0..=0:2]");
+        let between = col(ROW_ADDR).between(lit(3_u64), lit(5_u64));
+        assert!(check(&between, &ALL, 5).is_exact());
+    }
+
+    #[test]
+    fn understands_in_lists() {
+        assert_exact("_rowaddr IN (7, 5, 5, 6, 1)", "[0:1, 0:5..=0:7]");
+        assert_exact("_rowaddr NOT IN (0, 1)", "[0:2..=5:4294967295]");
+        assert_exact("_rowaddr IN (7, NULL)", "[0:7]");
+        assert_exact("_rowaddr NOT IN (7, NULL)", "[]");
+        assert_exact("NOT (_rowaddr NOT IN (7, NULL))", "[0:7]");
+        assert_exact("_fragid IN (2, 17)", FRAG_2);
+        let member = |list| prune(&col(ROW_ADDR).in_list(list, false), &ALL, &domain(5));
+        assert_eq!(member(vec![]).may, RowAddrSet::empty());
+        assert_eq!(
+            member(vec![lit(1_u64), col("x")]).must,
+            RowAddrSet::from_addrs([1])
+        );
+        assert!(member(vec![lit(1_u64), col("x")]).may.is_all());
+    }
+
+    #[test]
+    fn null_is_neither_true_nor_false() {
+        assert_exact("_rowaddr = NULL", "[]");
+        assert_exact("NOT (_rowaddr = NULL)", "[]");
+        assert_exact("(_rowaddr = NULL) IS NULL", "all");
+        assert_exact("_rowaddr IS DISTINCT FROM NULL", "all");
+        assert_exact("_rowaddr IS NOT DISTINCT FROM NULL", "[]");
+        assert_exact("_rowaddr IS NOT DISTINCT FROM 7", "[0:7]");
+        assert_exact(
+            "_rowaddr IS DISTINCT FROM 7",
+            "[0:0..=0:6, 0:8..=5:4294967295]",
+        );
+        assert_exact("_rowaddr IS NULL", "[]");
+        assert_exact("(_rowaddr >> 32) IS NOT NULL", "all");
+        assert_exact("(_fragid = 2 AND NULL) IS NOT FALSE", FRAG_2);
+        assert_exact("(_fragid = 2 OR NULL) IS TRUE", FRAG_2);
+        assert_exact("(_fragid = 2 OR NULL) IS NOT UNKNOWN", FRAG_2);
+        assert_exact("(_fragid = 2 AND NULL) IS UNKNOWN", FRAG_2);
+        assert_exact("(_fragid = 2) IS NOT FALSE", FRAG_2);
+        assert_exact("(_fragid <> 2) IS FALSE", FRAG_2);
+        assert_exact("(_fragid <> 2) IS NOT TRUE", FRAG_2);
+    }
+
+    #[test]
+    fn constants_are_facts() {
+        assert_exact("TRUE", "all");
+        assert_exact("FALSE", "[]");
+        assert_exact("NULL", "[]");
+        assert_exact("NOT FALSE", "all");
+        let null = lit(ScalarValue::Boolean(None));
+        assert!(
+            prune(&null.clone().is_null(), &ALL, &domain(5))
+                .must
+                .is_all()
+        );
+        assert!(prune(&!null, &ALL, &domain(5)).may.is_empty());
+    }
+
+    #[test]
+    fn unknown_terms_stay_unknown_under_not() {
+        let others = "[0:0..=1:4294967295, 3:0..=5:4294967295]";
+        assert_unknown("x > 3");
+        assert_unknown("NOT (x > 3)");
+        assert_prunes("_fragid = 2 AND x > 3", FRAG_2, "[]");
+        assert_prunes("NOT (_fragid = 2 AND x > 3)", "all", others);
+        assert_prunes("_fragid = 2 OR x > 3", "all", FRAG_2);
+        assert_prunes("NOT (_fragid = 2 OR x > 3)", others, "[]");
+        assert_prunes("NOT (NOT (_fragid = 2 AND x > 3))", FRAG_2, "[]");
+        assert_prunes("(_fragid = 2 AND x > 3) IS NOT TRUE", "all", others);
+        assert_prunes("(_fragid = 2 AND x > 3) IS NULL", FRAG_2, "[]");
+        assert_exact("(x > 3) IS NULL AND FALSE", "[]");
+        assert_exact("_fragid = 2 AND (x > 3 OR _rowaddr >= 0)", FRAG_2);
+    }
+
+    #[test]
+    fn follows_monotone_chains() {
+        assert_exact("(_rowaddr >> 32) = 2", FRAG_2);
+        assert_exact("(_rowaddr >> 33) = 1", "[2:0..=3:4294967295]");
+        assert_exact("(_rowaddr >> 64) = 9", "[0:9]");
+        assert_exact("_rowaddr / CAST(4294967296 AS BIGINT UNSIGNED) = 2", FRAG_2);
+        assert_exact("CAST(_rowaddr AS BIGINT) < 7", "[0:0..=0:6]");
+        assert_exact("TRY_CAST(_fragid AS INT) IN (2, 99)", FRAG_2);
+        assert_exact("CAST(_fragid AS DOUBLE) BETWEEN 1.5 AND 2.5", FRAG_2);
+        assert_exact("CAST(_fragid AS DECIMAL(12, 3)) = 2.000", FRAG_2);
+        assert_exact(
+            "CAST(CAST(_fragid AS REAL) / 2.0 AS INT) = 1",
+            "[2:0..=3:4294967295]",
+        );
+        assert_exact("_rowaddr = '7'", "[0:7]");
+        assert_exact("_rowaddr < 7.5", "[0:0..=0:7]");
+        assert_exact(
+            "CAST(_rowaddr >> 32 AS BIGINT) IS NOT DISTINCT FROM 2",
+            FRAG_2,
+        );
+        // Division by a signed literal is one of decimals, with four digits after the point.
+        assert_exact("_rowaddr / 4294967296 = 2", "[2:0..=2:429496]");
+    }
+
+    #[test]
+    fn an_equal_float_is_a_range_of_addresses() {
+        // Past 2^54 neighbouring doubles are four apart, and ties go to the even one.
+        let pruned = check(
+            &sql("CAST(_rowaddr AS DOUBLE) = 18014398509481988"),
+            &ALL,
+            1 << 24,
+        );
+        assert!(pruned.is_exact());
+        let base = 1 << 54;
+        assert_eq!(
+            pruned.may,
+            RowAddrSet::from_inclusive([(base + 3, base + 5)])
+        );
+    }
+
+    #[test]
+    fn floats_follow_the_total_order() {
+        let number = |value: f64| cast(col(FRAG_ID), DataType::Float64).lt_eq(lit(value));
+        assert!(check(&number(f64::NAN), &ALL, 5).must.is_all());
+        assert!(check(&number(-f64::NAN), &ALL, 5).may.is_empty());
+        assert!(check(&number(-0.0), &ALL, 5).may.is_empty());
+        assert!(check(&number(f64::INFINITY), &ALL, 5).must.is_all());
+        assert_eq!(
+            check(&number(0.0), &ALL, 5).may.fragments(),
+            FragmentRanges::single(0)
+        );
+    }
+
+    #[test]
+    fn casts_that_can_fail_in_the_domain_are_unknown() {
+        // Built by hand: DataFusion would take the cast away before a provider sees it.
+        let small = cast(col(ROW_ADDR), DataType::Int64).eq(lit(7_i64));
+        assert!(check(&small, &ALL, (1 << 31) - 1).is_exact());
+        assert!(check(&small, &ALL, 1 << 31).may.is_all());
+        let safe = try_cast(col(ROW_ADDR), DataType::Int32).eq(lit(7_i32));
+        assert!(prune(&safe, &ALL, &domain(0)).may.is_all());
+        assert!(prune(&safe.is_null(), &ALL, &domain(0)).must.is_empty());
+    }
+
+    #[test]
+    fn casts_that_wrap_around_are_unknown() {
+        // Each of these is defined at both ends of the domain, and yet 5 again on offset 5 of every
+        // fragment.
+        for narrow in [DataType::Decimal32(9, 0), DataType::Decimal64(18, 0)] {
+            let five = ScalarValue::from(5_i64).cast_to(&narrow).unwrap();
+            let filter = cast(col(ROW_ADDR), narrow).eq(lit(five));
+            for max in [0, 3, u32::MAX] {
+                assert!(check(&filter, &ALL, max).may.is_all());
+            }
+        }
+    }
+
+    #[test]
+    fn functions_that_are_not_monotone_are_unknown() {
+        assert_unknown("_rowaddr % 2 = 0");
+        assert_unknown("_rowaddr + 1 > 5");
+        assert_unknown("(_rowaddr & 7) = 0");
+        assert_unknown("_fragid / -1 > -3");
+        assert_unknown("CAST(_fragid AS VARCHAR) > '10'");
+        assert_unknown("_rowaddr = _rowid + 0");
+        assert_unknown("_fragid = x");
+        assert_unknown("_fragid = 2 AND x IS NOT NULL OR TRUE AND x > 1");
+        assert_unknown("CASE x WHEN 1 THEN _fragid ELSE 3 END = 2");
+    }
+
+    #[test]
+    fn only_columns_that_denote_addresses_prune() {
+        let none = AddressColumns::default();
+        let stable = AddressColumns {
+            row_id: false,
+            ..ALL
+        };
+        for name in [ROW_ADDR, ROW_ID, FRAG_ID] {
+            let filter = col(name).eq(lit(2_u64));
+            assert!(check(&filter, &none, 5).may.is_all());
+            assert_eq!(check(&filter, &stable, 5).is_exact(), name != ROW_ID);
+            assert_eq!(
+                SystemColumn::from_name(name).map(SystemColumn::name),
+                Some(name)
+            );
+        }
+        assert_eq!(SystemColumn::from_name("x"), None);
+        let qualified =
+            Expr::Column(datafusion::common::Column::new(Some("t"), FRAG_ID)).eq(lit(2_u64));
+        assert_eq!(prune(&qualified, &ALL, &domain(5)).may.to_string(), FRAG_2);
+    }
+
+    #[test]
+    fn integers_compare_as_numbers_across_types() {
+        let shifted = || col(ROW_ADDR) >> lit(32_i32);
+        assert_eq!(
+            check(&shifted().eq(lit(2_i8)), &ALL, 5).may.to_string(),
+            FRAG_2
+        );
+        assert!(check(&shifted().lt(lit(-1_i64)), &ALL, 5).may.is_empty());
+        assert!(check(&shifted().gt(lit(-1_i64)), &ALL, 5).must.is_all());
+        let narrow = cast(col(FRAG_ID), DataType::UInt8);
+        assert!(
+            check(&narrow.clone().lt(lit(300_i64)), &ALL, 5)
+                .must
+                .is_all()
+        );
+        assert!(check(&narrow.eq(lit(u64::MAX)), &ALL, 5).may.is_empty());
+        // Not coerced, and not integers: what DataFusion would make of it is its business.
+        assert!(
+            prune(&col(FRAG_ID).eq(lit(2.0)), &ALL, &domain(5))
+                .may
+                .is_all()
+        );
+        assert!(
+            prune(&col(FRAG_ID).eq(lit("2")), &ALL, &domain(5))
+                .may
+                .is_all()
+        );
+    }
+
+    #[test]
+    fn a_bound_that_is_not_understood_spoils_the_other() {
+        let odd = (1_u64 << 53) + 1;
+        for high in [lit(1e300), lit(ScalarValue::Float64(None))] {
+            let filter = col(ROW_ADDR).between(lit(odd), high);
+            assert!(check(&filter, &ALL, 1 << 22).may.is_all());
+        }
+    }
+
+    #[test]
+    fn an_empty_domain_has_no_rows() {
+        for filter in ["x > 3", "_fragid = 2", "CAST(_rowaddr AS INT) = 1", "TRUE"] {
+            let pruned = prune(&sql(filter), &ALL, &AddressDomain::new(None));
+            assert!(pruned.may.is_empty() && pruned.is_exact());
+        }
+        assert!(
+            RowAddressPlan::from_filters(&[], &ALL, &AddressDomain::new(None))
+                .rows()
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn long_lists_are_searched_at_once() {
+        let addrs = || (0..10_000_u64).map(|n| n * 1_000_003);
+        let bare = addrs()
+            .map(|addr| lit(i64::try_from(addr).unwrap()))
+            .collect();
+        let pruned = prune(&col(ROW_ADDR).in_list(bare, false), &ALL, &domain(u32::MAX));
+        assert_eq!(pruned.may, RowAddrSet::from_addrs(addrs()));
+        let decimal = DataType::Decimal128(20, 0);
+        let list = addrs().map(|addr| lit(ScalarValue::Decimal128(Some(addr.into()), 20, 0)));
+        let filter = cast(col(ROW_ADDR), decimal).in_list(list.collect(), true);
+        let pruned = prune(&filter, &ALL, &domain(u32::MAX));
+        assert_eq!(pruned.must, RowAddrSet::from_addrs(addrs()).complement());
+        assert!(pruned.is_exact());
+    }
+
+    /// Runs on a stack too small for recursion. The filter is leaked: dropping it would recurse.
+    fn prune_on_small_stack(expr: Expr) -> Pruned {
+        let expr: &'static Expr = Box::leak(Box::new(expr));
+        let prune = move || prune(expr, &ALL, &domain(5));
+        let thread = std::thread::Builder::new()
+            .stack_size(128 << 10)
+            .spawn(prune);
+        thread.unwrap().join().unwrap()
+    }
+
+    #[test]
+    fn deep_expressions_do_not_recurse() {
+        let evens = (0..10_000_u64).map(|n| n * 2);
+        let equals = || evens.clone().map(|addr| col(ROW_ADDR).eq(lit(addr)));
+        let left_deep = equals().reduce(Expr::or).unwrap();
+        assert_eq!(
+            prune_on_small_stack(left_deep).must,
+            RowAddrSet::from_addrs(evens.clone())
+        );
+        let right_deep = equals().reduce(|list, term| term.or(list)).unwrap();
+        assert_eq!(
+            prune_on_small_stack(right_deep).may,
+            RowAddrSet::from_addrs(evens.clone())
+        );
+        let differs = equals().map(|equal| !equal).reduce(Expr::and).unwrap();
+        assert_eq!(prune_on_small_stack(differs).may.iter().len(), 10_000);
+        let casts = (0..10_000).fold(col("x").gt(lit(1_i64)), |term, _| !term);
+        assert!(prune_on_small_stack(casts).may.is_all());
+        let aliased = (0..10_000).fold(col(FRAG_ID), |term, n| {
+            Expr::Alias(Alias::new(term, None::<&str>, format!("a{n}")))
+        });
+        assert_eq!(
+            prune_on_small_stack(aliased.eq(lit(2_u64))).may.to_string(),
+            FRAG_2
+        );
+        let mixed = (0..1_000_u64).fold(lit(true), |term, n| {
+            let other = col(ROW_ADDR).eq(lit(n));
+            if n % 2 == 0 {
+                term.or(other)
+            } else {
+                term.and(!other)
+            }
+        });
+        assert!(prune_on_small_stack(mixed).is_exact());
+    }
+
+    #[test]
+    fn long_chains_do_not_recurse() {
+        let casts = (0..2_000).fold(col(FRAG_ID), |term, n| {
+            let to = if n % 2 == 0 {
+                DataType::Int64
+            } else {
+                DataType::Float64
+            };
+            cast(term, to)
+        });
+        assert_eq!(
+            prune_on_small_stack(casts.eq(lit(2.0))).may.to_string(),
+            FRAG_2
+        );
+        let quotients = (0..10_000).fold(lit(2_u64), |divisor, _| col(FRAG_ID) / divisor);
+        assert!(prune_on_small_stack(quotients.eq(lit(1_u64))).may.is_all());
+    }
+
+    #[test]
+    fn a_plan_intersects_its_filters() {
+        let filters = [
+            sql("_fragid IN (1, 2)"),
+            sql("x > 3"),
+            sql("_rowaddr < 12884901888"),
+            sql("_fragid <> 1"),
+        ];
+        let plan = RowAddressPlan::from_filters(&filters, &ALL, &domain(5));
+        assert_eq!(plan.rows().to_string(), FRAG_2);
+        assert_eq!(plan.fragments(), &FragmentRanges::single(2));
+        assert_eq!(plan.residual(), [sql("x > 3")]);
+        assert!(!plan.exact());
+        let unfiltered = RowAddressPlan::from_filters(&[], &ALL, &domain(5));
+        assert!(
+            unfiltered.rows().is_all() && unfiltered.fragments().is_all() && unfiltered.exact()
+        );
+        let unknown = RowAddressPlan::from_filters(&[sql("x > 3")], &ALL, &domain(5));
+        assert!(unknown.rows().is_all() && !unknown.exact());
+    }
+
+    #[test]
+    fn a_filter_settled_by_another_is_not_residual() {
+        let filters = [sql("_fragid = 2 OR x > 3"), sql("_fragid = 2")];
+        assert!(RowAddressPlan::from_filters(&filters, &ALL, &domain(5)).exact());
+        let contradiction = [sql("_fragid = 2"), sql("x > 3"), sql("_fragid = 3")];
+        let plan = RowAddressPlan::from_filters(&contradiction, &ALL, &domain(5));
+        assert!(plan.exact() && plan.rows().is_empty() && plan.fragments().is_empty());
+    }
+
+    #[test]
+    fn a_plan_only_narrows() {
+        let mut plan = RowAddressPlan::from_fragments(FragmentRanges::from_ranges([1..4]));
+        plan.intersect_rows(&RowAddrSet::from_inclusive([((2 << 32) + 5, u64::MAX)]));
+        assert_eq!(plan.rows().to_string(), "[2:5..=3:4294967295]");
+        assert_eq!(plan.fragments().to_string(), "[2..4]");
+        plan.intersect_fragments(&FragmentRanges::from_ranges([0..3, 9..12]));
+        assert_eq!(plan.rows().to_string(), "[2:5..=2:4294967295]");
+        plan.intersect_fragments(&FragmentRanges::all());
+        plan.intersect_rows(&RowAddrSet::all());
+        assert_eq!(plan.rows().to_string(), "[2:5..=2:4294967295]");
+        assert_eq!(plan, RowAddressPlan::from_rows(plan.rows().clone()));
+    }
+
+    #[test]
+    fn an_index_result_becomes_a_plan() {
+        let mut map = RowAddrTreeMap::new();
+        map.insert_range(5..8);
+        map.insert_fragment(3);
+        map.insert(u64::MAX);
+        let plan = RowAddressPlan::from_row_addr_map(&map);
+        assert_eq!(
+            plan.rows().to_string(),
+            "[0:5..=0:7, 3:0..=3:4294967295, 4294967295:4294967295]"
+        );
+        assert_eq!(plan.rows().whole_fragments(), FragmentRanges::single(3));
+        assert!(plan.exact());
+        assert!(
+            RowAddressPlan::from_row_addr_map(&RowAddrTreeMap::new())
+                .rows()
+                .is_empty()
+        );
+    }
+
+    /// Numbers near which something happens.
+    fn number() -> impl Strategy<Value = i128> + Clone {
+        let fragment = select(vec![
+            0,
+            1,
+            2,
+            3,
+            5,
+            (1 << 31) - 1,
+            1 << 31,
+            (1 << 31) + 1,
+            (1 << 32) - 1,
+        ]);
+        let offset = select(vec![0_i128, 1, 5, (1 << 32) - 1]);
+        let edge = select(vec![
+            1_i128 << 53,
+            1 << 54,
+            i128::from(i64::MAX),
+            i128::from(u64::MAX),
+            1 << 24,
+            65_504,
+        ]);
+        let near = prop_oneof![
+            3 => (fragment.clone(), offset).prop_map(|(id, offset): (i128, i128)| (id << 32) + offset),
+            3 => fragment,
+            2 => -2..10_i128,
+            1 => edge,
+        ];
+        (near, -1..=1_i128).prop_map(|(near, delta)| near + delta)
+    }
+
+    fn integer_of(value: i128, kind: u8) -> ScalarValue {
+        let decimal = ScalarValue::Decimal128(Some(value), 38, 0);
+        let to = match kind {
+            0 => DataType::UInt64,
+            1 => DataType::Int64,
+            2 => DataType::Int32,
+            3 => DataType::UInt32,
+            _ => DataType::Int8,
+        };
+        let cast = decimal.cast_to(&to);
+        cast.unwrap_or_else(|_| ScalarValue::Decimal128(Some(value), 20, 0))
+    }
+
+    fn integer_literal() -> impl Strategy<Value = ScalarValue> {
+        (number(), 0..5_u8).prop_map(|(value, kind)| integer_of(value, kind))
+    }
+
+    /// Literals that have a value in every type coercion may choose.
+    fn numeric_literal() -> impl Strategy<Value = ScalarValue> {
+        let float =
+            (number(), 0..3_u8).prop_map(|(value, half)| value as f64 + f64::from(half) / 2.0);
+        let decimal = (number(), 0..10_000_i128).prop_map(|(value, part)| value * 10_000 + part);
+        prop_oneof![
+            6 => integer_literal(),
+            2 => float.clone().prop_map(|value| ScalarValue::Float64(Some(value))),
+            1 => float.prop_map(|value| ScalarValue::Float32(Some(value as f32))),
+            1 => number().prop_map(|value| ScalarValue::Decimal128(Some(value), 20, 0)),
+            1 => decimal.prop_map(|value| ScalarValue::Decimal128(Some(value), 24, 4)),
+        ]
+    }
+
+    fn literal() -> impl Strategy<Value = ScalarValue> {
+        let special = select(vec![
+            ScalarValue::Null,
+            ScalarValue::UInt64(None),
+            ScalarValue::Int32(None),
+            ScalarValue::Float64(None),
+            ScalarValue::Float64(Some(f64::NAN)),
+            ScalarValue::Float64(Some(-f64::NAN)),
+            ScalarValue::Float64(Some(-0.0)),
+            ScalarValue::Float64(Some(f64::INFINITY)),
+            ScalarValue::Float64(Some(f64::NEG_INFINITY)),
+            ScalarValue::Float32(Some(1e30)),
+        ]);
+        let text = number().prop_map(|value| ScalarValue::Utf8(Some(value.to_string())));
+        prop_oneof![8 => numeric_literal(), 2 => special, 1 => text]
+    }
+
+    fn address_column() -> impl Strategy<Value = Expr> {
+        select(vec![ROW_ADDR, ROW_ID, FRAG_ID]).prop_map(col)
+    }
+
+    fn number_type() -> impl Strategy<Value = DataType> {
+        use DataType::*;
+        select(vec![
+            Int8,
+            Int32,
+            Int64,
+            UInt16,
+            UInt32,
+            UInt64,
+            Float16,
+            Float32,
+            Float64,
+            Decimal128(20, 0),
+            Decimal128(38, 4),
+            Decimal128(10, 2),
+            Decimal32(9, 0),
+            Decimal64(18, 0),
+            Decimal256(76, 4),
+            Utf8,
+        ])
+    }
+
+    #[derive(Clone, Debug)]
+    enum Wrap {
+        Cast(DataType, bool),
+        Binary(Operator, ScalarValue),
+    }
+
+    impl Wrap {
+        fn apply(self, operand: Expr) -> Expr {
+            match self {
+                Self::Cast(to, false) => cast(operand, to),
+                Self::Cast(to, true) => try_cast(operand, to),
+                Self::Binary(op, right) => {
+                    Expr::BinaryExpr(BinaryExpr::new(Box::new(operand), op, Box::new(lit(right))))
+                }
+            }
+        }
+    }
+
+    fn wrap() -> impl Strategy<Value = Wrap> {
+        let distance = (select(vec![0, 1, 31, 32, 33, 63, 64, 200]), 0..5_u8);
+        let divisor = select(vec![
+            ScalarValue::UInt64(Some(3)),
+            ScalarValue::UInt64(Some(1 << 32)),
+            ScalarValue::UInt64(Some(0)),
+            ScalarValue::Int64(Some(7)),
+            ScalarValue::Int64(Some(-7)),
+            ScalarValue::Float64(Some(0.3)),
+            ScalarValue::Float64(Some(1e300)),
+            ScalarValue::Float64(Some(f64::INFINITY)),
+            ScalarValue::Float32(Some(1e9)),
+            ScalarValue::Decimal128(Some(25), 4, 2),
+            ScalarValue::Decimal128(Some(1), 10, 9),
+            ScalarValue::Int64(None),
+        ]);
+        let other = select(vec![
+            Operator::Plus,
+            Operator::Multiply,
+            Operator::Modulo,
+            Operator::BitwiseAnd,
+        ]);
+        prop_oneof![
+            4 => (number_type(), any::<bool>()).prop_map(|(to, safe)| Wrap::Cast(to, safe)),
+            3 => distance.prop_map(|(by, kind)| Wrap::Binary(Operator::BitwiseShiftRight, integer_of(by, kind))),
+            3 => divisor.prop_map(|by| Wrap::Binary(Operator::Divide, by)),
+            1 => (other, integer_literal()).prop_map(|(op, by)| Wrap::Binary(op, by)),
+        ]
+    }
+
+    /// Any operand, monotone or not.
+    fn any_operand() -> impl Strategy<Value = Expr> {
+        let column = prop_oneof![6 => address_column(), 1 => Just(col("x"))];
+        let wraps = prop_oneof![2 => Just(vec![]), 3 => vec(wrap(), 1..4)];
+        (column, wraps).prop_map(|(column, wraps)| {
+            wraps
+                .into_iter()
+                .fold(column, |expr, wrap| wrap.apply(expr))
+        })
+    }
+
+    /// Operands that are defined on every domain, and must not be given up on.
+    fn total_operand() -> impl Strategy<Value = Expr> {
+        let step = prop_oneof![
+            select(vec![0_u64, 1, 31, 32, 40, 64])
+                .prop_map(|by| Wrap::Binary(Operator::BitwiseShiftRight, by.into())),
+            select(vec![1_u64, 3, 1 << 32])
+                .prop_map(|by| Wrap::Binary(Operator::Divide, by.into())),
+        ];
+        let to = select(vec![
+            DataType::Float64,
+            DataType::Float32,
+            DataType::Decimal128(24, 4),
+        ]);
+        (address_column(), vec(step, 0..3), proptest::option::of(to)).prop_map(
+            |(column, steps, to)| {
+                let expr = steps
+                    .into_iter()
+                    .fold(column, |expr, step| step.apply(expr));
+                match to {
+                    Some(to) => cast(expr, to),
+                    None => expr,
+                }
+            },
+        )
+    }
+
+    fn comparisons() -> Vec<Operator> {
+        use Operator::*;
+        vec![
+            Eq,
+            NotEq,
+            Lt,
+            LtEq,
+            Gt,
+            GtEq,
+            IsDistinctFrom,
+            IsNotDistinctFrom,
+        ]
+    }
+
+    fn binary(left: Expr, op: Operator, right: Expr) -> Expr {
+        Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)))
+    }
+
+    /// Comparisons, BETWEEN, IN and IS NULL over these operands and literals.
+    fn atom(
+        operand: impl Strategy<Value = Expr> + Clone + 'static,
+        literal: impl Strategy<Value = ScalarValue> + Clone + 'static,
+    ) -> impl Strategy<Value = Expr> {
+        let op = select(comparisons());
+        let right = literal.clone().prop_map(lit);
+        prop_oneof![
+            4 => (operand.clone(), op.clone(), right.clone()).prop_map(|(left, op, right)| binary(left, op, right)),
+            1 => (right.clone(), op, operand.clone()).prop_map(|(left, op, right)| binary(left, op, right)),
+            1 => (operand.clone(), right.clone(), right.clone(), any::<bool>()).prop_map(|(value, low, high, negated)| {
+                if negated { value.not_between(low, high) } else { value.between(low, high) }
+            }),
+            2 => (operand.clone(), vec(right, 0..6), any::<bool>())
+                .prop_map(|(value, list, negated)| value.in_list(list, negated)),
+            1 => (operand, any::<bool>())
+                .prop_map(|(value, negated)| if negated { value.is_not_null() } else { value.is_null() }),
+        ]
+    }
+
+    /// Any nesting of connectives over these terms.
+    fn nested(term: impl Strategy<Value = Expr> + 'static) -> impl Strategy<Value = Expr> {
+        term.prop_recursive(4, 16, 2, |inner| {
+            let pair = (inner.clone(), inner.clone());
+            prop_oneof![
+                3 => pair.clone().prop_map(|(left, right)| left.and(right)),
+                3 => pair.prop_map(|(left, right)| left.or(right)),
+                2 => inner.clone().prop_map(|term| !term),
+                2 => (inner, 0..6_u8).prop_map(|(term, test)| match test {
+                    0 => term.is_true(),
+                    1 => term.is_not_true(),
+                    2 => term.is_false(),
+                    3 => term.is_not_false(),
+                    4 => term.is_unknown(),
+                    _ => term.is_not_unknown(),
+                }),
+            ]
+        })
+    }
+
+    fn constant_term() -> impl Strategy<Value = Expr> {
+        select(vec![lit(true), lit(false), lit(ScalarValue::Boolean(None))])
+    }
+
+    fn any_filter() -> impl Strategy<Value = Expr> {
+        let data = (select(comparisons()), -2..5_i64)
+            .prop_map(|(op, value)| binary(col("x"), op, lit(value)));
+        let mixed = (any_operand(), select(comparisons()))
+            .prop_map(|(left, op)| binary(left, op, col("x")));
+        let term = prop_oneof![
+            8 => atom(any_operand().boxed(), literal().boxed()),
+            2 => data,
+            1 => mixed,
+            1 => constant_term(),
+        ];
+        nested(term.boxed())
+    }
+
+    /// Filters over addresses alone that can be computed everywhere.
+    fn address_filter() -> impl Strategy<Value = Expr> {
+        let atom = atom(total_operand().boxed(), numeric_literal().boxed());
+        nested(prop_oneof![8 => atom, 1 => constant_term()].boxed())
+    }
+
+    fn any_columns() -> impl Strategy<Value = AddressColumns> {
+        let some =
+            any::<(bool, bool, bool)>().prop_map(|(row_addr, row_id, frag_id)| AddressColumns {
+                row_addr,
+                row_id,
+                frag_id,
+            });
+        prop_oneof![4 => Just(ALL), 1 => some]
+    }
+
+    fn max_fragment() -> impl Strategy<Value = u32> {
+        select(vec![0, 1, 3, 5, 255, (1 << 31) - 1, 1 << 31, u32::MAX])
+    }
+
+    proptest! {
+        #[test]
+        fn prunes_soundly(
+            filter in any_filter(),
+            max in max_fragment(),
+            columns in any_columns(),
+        ) {
+            for form in forms(&filter) {
+                check_rows(&form, &columns, max);
+            }
+        }
+
+        #[test]
+        fn prunes_address_filters_exactly(filter in address_filter(), max in max_fragment()) {
+            // As written, types may differ in ways only coercion resolves.
+            for form in forms(&filter).into_iter().skip(1) {
+                if let Some((pruned, computed)) = check_rows(&form, &ALL, max) {
+                    prop_assert!(computed, "{form}");
+                    prop_assert!(pruned.is_exact(), "{form}: {pruned:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn chains_are_monotone_and_total(
+            operand in any_operand(),
+            max in max_fragment(),
+            positions in vec(any::<u64>(), 1..50),
+        ) {
+            let pruner = Pruner { columns: ALL, domain: domain(max) };
+            if let Some(Operand::Address(chain)) = pruner.operand(&operand) {
+                let last = u64::try_from(chain.positions - 1).unwrap();
+                let inside = positions.into_iter().map(|position| position % last.max(1));
+                let positions: BTreeSet<u64> = inside.chain([0, last]).collect();
+                let values = chain.evaluate(positions.into_iter().collect());
+                prop_assert!(values.is_some(), "{operand} is not total on fragments 0..={max}");
+                let values = values.unwrap();
+                let rest = values.len() - 1;
+                let (lower, upper) = (values.slice(0, rest), values.slice(1, rest));
+                let ascending = cmp::lt_eq(&lower, &upper).unwrap();
+                prop_assert_eq!(ascending.true_count(), rest, "{} is not monotone", operand);
+            }
+        }
+    }
+}
