@@ -2,6 +2,8 @@
 mod error;
 mod flat;
 mod manifest;
+mod physical;
+mod provider;
 mod pruning;
 mod ranges;
 mod resolve;

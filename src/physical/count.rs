@@ -1,0 +1,226 @@
+//! The plan node for a scan of no column: rows are counted and not read.
+//!
+//! `COUNT(*)`, `SELECT 1 FROM t` and `EXISTS` ask a table for rows without columns. When every filter
+//! is on row addresses the number of rows follows from summaries, from the leaves an edge of a range
+//! cuts, and from the deletion files of the fragments an edge cuts.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{RecordBatch, RecordBatchOptions};
+use datafusion::common::{DataFusionError, Result as DFResult, Statistics};
+use datafusion::execution::TaskContext;
+use datafusion::physical_expr::EquivalenceProperties;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
+    SendableRecordBatchStream,
+};
+use futures::{StreamExt, TryStreamExt, stream};
+
+use super::chunk::{scan_chunk, wanted_offsets};
+use super::metrics::NodeMetrics;
+use super::scan::{ScanPlan, no_children};
+use crate::error::{Error, Result};
+use crate::ranges::RowAddrSet;
+use crate::tree_scan::{SequenceLedger, WalkOptions, WalkState};
+
+/// Rows without columns that are handed on at a time: a counter takes any number in one step, an
+/// expression over them makes an array of this length.
+const BATCH_ROWS: u64 = 1 << 16;
+
+/// Gives as many rows without columns as the fragments of a plan hold.
+#[derive(Debug)]
+pub(crate) struct FragmentCountExec {
+    plan: ScanPlan,
+    properties: Arc<PlanProperties>,
+    metrics: NodeMetrics,
+    ledger: Arc<SequenceLedger>,
+}
+
+impl FragmentCountExec {
+    /// A count over a plan without columns and without a filter on data.
+    pub(crate) fn try_new(plan: ScanPlan) -> Result<Self> {
+        if !plan.request.columns.is_empty() || plan.request.filter.is_some() {
+            return Err(Error::internal("a count that needs columns"));
+        }
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(Arc::clone(&plan.request.schema)),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Final,
+            Boundedness::Bounded,
+        );
+        Ok(Self {
+            plan,
+            properties: Arc::new(properties),
+            metrics: NodeMetrics::default(),
+            ledger: Arc::default(),
+        })
+    }
+}
+
+impl DisplayAs for FragmentCountExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if matches!(t, DisplayFormatType::Default | DisplayFormatType::Verbose) {
+            write!(f, "FragmentCountExec: ")?;
+        }
+        self.plan.fmt_scan(f)?;
+        write!(f, ", count=from metadata")
+    }
+}
+
+impl ExecutionPlan for FragmentCountExec {
+    fn name(&self) -> &'static str {
+        "FragmentCountExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        no_children(self, &children)
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> DFResult<SendableRecordBatchStream> {
+        if partition != 0 {
+            return Err(DataFusionError::Internal(format!(
+                "partition {partition} of a count with 1"
+            )));
+        }
+        let counter = Counter {
+            plan: self.plan.clone(),
+            metrics: self.metrics.clone(),
+            state: WalkState {
+                stats: Arc::clone(&self.metrics.tree),
+                ledger: Arc::clone(&self.ledger),
+            },
+            context,
+        };
+        let baseline = BaselineMetrics::new(&self.metrics.set, partition);
+        let schema = Arc::clone(&self.plan.request.schema);
+        let fetch = self.plan.request.fetch.map_or(u64::MAX, |f| f as u64);
+        let batches = stream::once(async move { counter.count().await })
+            .map_ok(move |rows| row_batches(rows.min(fetch)))
+            .map_err(DataFusionError::from)
+            .try_flatten()
+            .inspect_ok(move |batch| {
+                baseline.record_output(batch.num_rows());
+            });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.metrics())
+    }
+
+    fn partition_statistics(&self, _partition: Option<usize>) -> DFResult<Arc<Statistics>> {
+        let mut statistics = Statistics::new_unknown(&self.plan.request.schema);
+        statistics.num_rows = self.plan.num_rows();
+        Ok(Arc::new(statistics))
+    }
+
+    fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
+        let mut plan = self.plan.clone();
+        let mut request = plan.request.as_ref().clone();
+        request.fetch = limit;
+        plan.request = Arc::new(request);
+        Self::try_new(plan).ok().map(|e| Arc::new(e) as _)
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.plan.request.fetch
+    }
+}
+
+fn row_batches(rows: u64) -> impl stream::Stream<Item = DFResult<RecordBatch>> {
+    let steps = rows.div_ceil(BATCH_ROWS);
+    stream::iter(0..steps).map(move |step| {
+        let rows = BATCH_ROWS.min(rows - step * BATCH_ROWS);
+        let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        let schema = Arc::new(arrow::datatypes::Schema::empty());
+        Ok(RecordBatch::try_new_with_options(schema, Vec::new(), &options)?)
+    })
+}
+
+struct Counter {
+    plan: ScanPlan,
+    metrics: NodeMetrics,
+    state: WalkState,
+    context: Arc<TaskContext>,
+}
+
+impl Counter {
+    async fn count(&self) -> Result<u64> {
+        let snapshot = &self.plan.snapshot;
+        let unknown = || Error::internal("a count over unknown row counts");
+        let Some(rows) = &self.plan.request.rows else {
+            let counts = snapshot.count(&self.plan.fragments, &self.state).await?;
+            return Ok(counts.ok_or_else(unknown)?.visible_rows);
+        };
+        let whole = rows.whole_fragments().intersect(&self.plan.fragments);
+        let counts = snapshot.count(&whole, &self.state).await?;
+        let mut total = counts.ok_or_else(unknown)?.visible_rows;
+        let cut = rows.cut_fragments().intersect(&self.plan.fragments);
+        let mut fragments = snapshot.fragments(cut, &WalkOptions::default(), &self.state);
+        while let Some(batch) = fragments.try_next().await? {
+            let mut with_deletions = Vec::new();
+            for fragment in batch {
+                match (fragment.physical_rows(), fragment.deleted_rows()) {
+                    (Some(physical), Some(0)) => {
+                        total += selected(rows, fragment.id(), physical);
+                    }
+                    _ => with_deletions.push(fragment),
+                }
+            }
+            total += self.count_by_deletion_file(with_deletions).await?;
+        }
+        Ok(total)
+    }
+
+    /// Counts selected rows that are not deleted. Lance reads the deletion files and no data: a scan
+    /// of no column is a scan of row addresses, which are computed.
+    async fn count_by_deletion_file(
+        &self,
+        fragments: Vec<crate::tree_scan::ResolvedFragment>,
+    ) -> Result<u64> {
+        let scan = scan_chunk(
+            &self.plan.snapshot,
+            &self.plan.request,
+            fragments,
+            &self.context,
+            &self.metrics.data,
+        )
+        .await?;
+        let Some(mut batches) = scan else {
+            return Ok(0);
+        };
+        let mut total = 0;
+        while let Some(batch) = batches.next().await {
+            let batch = batch.map_err(|e| Error::datafusion("cannot count rows", e))?;
+            total += batch.num_rows() as u64;
+        }
+        Ok(total)
+    }
+}
+
+fn selected(rows: &RowAddrSet, id: u32, physical_rows: u64) -> u64 {
+    wanted_offsets(rows, id, physical_rows)
+        .iter()
+        .map(|r| r.end - r.start)
+        .sum()
+}
