@@ -129,6 +129,13 @@ impl FlatCatalog {
         }
     }
 
+    /// Forgets the row counts, which then are unknown.
+    pub(crate) fn distrust_row_counts(&mut self) {
+        for entry in &mut self.entries {
+            entry.rows = None;
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -233,7 +233,16 @@ impl Snapshot {
             location,
         } = located;
         let file = read_manifest(&store, &location, &options.limits).await?;
-        let SplitManifest { head, tree, flat } = split_manifest(&file.label, &file.message)?;
+        let SplitManifest {
+            head,
+            tree,
+            mut flat,
+        } = split_manifest(&file.label, &file.message)?;
+        if head.writer_version.is_none() {
+            // Writers that did not name themselves wrote wrong row counts; Lance does not use them
+            // either. The records of a tree are recounted before they come into it.
+            flat.distrust_row_counts();
+        }
         if head.version != location.version {
             return Err(Error::corrupt(
                 file.label.as_str(),

@@ -321,7 +321,7 @@ fn pending_in<'a>(pending: &'a [Pending], range: &Range<u64>) -> &'a [Pending] {
 }
 
 /// The children of an opened node that `wanted` touches; counts the others as skipped.
-fn overlapping(
+pub(crate) fn overlapping(
     node: &Node,
     work: &Work,
     pending: &[Pending],
@@ -350,7 +350,7 @@ fn select(
 }
 
 /// Merges the rows of a leaf in `wanted` with what is pending above it.
-fn resolve_leaf(
+pub(crate) fn resolve_leaf(
     leaf: &Arc<Leaf>,
     work: &Work,
     wanted: &FragmentRanges,
@@ -581,7 +581,7 @@ fn tree_stream(
         .boxed()
 }
 
-fn childless(
+pub(crate) fn childless(
     tree: &TreeCatalog,
     wanted: &FragmentRanges,
     state: &WalkState,

@@ -349,26 +349,6 @@ impl TreeObjects {
         &self.dataset
     }
 
-    /// The store and the root path of the dataset that `owner` names.
-    pub(crate) async fn root_of(&self, owner: Owner) -> Result<(Arc<ObjectStore>, Path)> {
-        let context = || "cannot open the object store of a base path".to_string();
-        let store = self
-            .dataset
-            .object_store(owner.base_id())
-            .await
-            .map_err(|e| Error::lance(context(), e))?;
-        let path = match owner {
-            Owner::Current => self.dataset.branch_location().path,
-            Owner::Base(id) => {
-                let base = self.dataset.manifest().base_paths.get(&id);
-                let base = base.ok_or_else(|| Error::internal(format!("base path {id} vanished")))?;
-                base.extract_path(self.dataset.session().store_registry())
-                    .map_err(|e| Error::lance(context(), e))?
-            }
-        };
-        Ok((store, path))
-    }
-
     /// Reads a whole object with one request.
     ///
     /// # Errors
@@ -381,7 +361,7 @@ impl TreeObjects {
         size: Option<u64>,
         stats: &ReadStats,
     ) -> Result<Bytes> {
-        let (store, root) = self.root_of(owner).await?;
+        let (store, root) = dataset_root(&self.dataset, owner).await?;
         let location = if root.as_ref().is_empty() {
             path.to_string()
         } else {
@@ -535,6 +515,28 @@ impl TreeObjects {
             .await
             .map_err(|e: Arc<Error>| e.as_ref().clone())
     }
+}
+
+/// The store and the root path of the dataset that `owner` names, from the shell's manifest.
+pub(crate) async fn dataset_root(
+    dataset: &Dataset,
+    owner: Owner,
+) -> Result<(Arc<ObjectStore>, Path)> {
+    let context = || "cannot open the object store of a base path".to_string();
+    let store = dataset
+        .object_store(owner.base_id())
+        .await
+        .map_err(|e| Error::lance(context(), e))?;
+    let path = match owner {
+        Owner::Current => dataset.branch_location().path,
+        Owner::Base(id) => {
+            let base = dataset.manifest().base_paths.get(&id);
+            let base = base.ok_or_else(|| Error::internal(format!("base path {id} vanished")))?;
+            base.extract_path(dataset.session().store_registry())
+                .map_err(|e| Error::lance(context(), e))?
+        }
+    };
+    Ok((store, path))
 }
 
 /// Decoding over this many bytes leaves the async threads.

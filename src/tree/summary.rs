@@ -32,7 +32,7 @@ impl Counts {
 
 /// The after-minus-before deltas of one mutation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Delta {
+pub(crate) struct Delta {
     /// 1 when the mutation creates a record, -1 when it removes one, else 0.
     pub fragments: i64,
     /// Change of the physical rows.
@@ -43,7 +43,7 @@ pub struct Delta {
 
 impl Delta {
     /// `after` minus `before`, where an absent record counts as zero.
-    pub fn between(before: Option<Counts>, after: Option<Counts>) -> Option<Self> {
+    pub(crate) fn between(before: Option<Counts>, after: Option<Counts>) -> Option<Self> {
         let before = before.unwrap_or_default();
         let after = after.unwrap_or_default();
         let diff = |a: u64, b: u64| i64::try_from(i128::from(a) - i128::from(b)).ok();
@@ -57,7 +57,7 @@ impl Delta {
 
 /// A running sum of counts and deltas.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
+pub(crate) struct Tally {
     fragments: i128,
     total_rows: i128,
     visible_rows: i128,
@@ -93,7 +93,7 @@ impl Tally {
     /// # Errors
     /// [`Error::Corrupt`] when a sum is negative or over 64 bits (`count_overflow`), or when more
     /// rows are visible than exist (`visible_over_total`): spec, "Mutations", last paragraph.
-    pub fn counts(&self, object: &str) -> Result<Counts> {
+    pub(crate) fn counts(&self, object: &str) -> Result<Counts> {
         let part = |name: &str, value: i128| {
             u64::try_from(value).map_err(|_| {
                 Error::corrupt(
@@ -121,7 +121,7 @@ impl Tally {
     }
 
     /// The sum of the fragment counts alone, unchecked.
-    pub fn raw(&self) -> (i128, i128, i128) {
+    pub(crate) fn raw(&self) -> (i128, i128, i128) {
         (self.fragments, self.total_rows, self.visible_rows)
     }
 }

@@ -1,0 +1,109 @@
+//! The session behind the shell: settings, tables, print options.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::config::ConfigOptions;
+use datafusion::error::{DataFusionError, Result as DFResult};
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::sql::sqlparser::dialect::{Dialect, dialect_from_str};
+use datafusion_cli::object_storage::instrumented::InstrumentedObjectStoreRegistry;
+use datafusion_cli::print_options::PrintOptions;
+use fragtree::{Engine, TableOptions};
+
+use super::{SqlArgs, script, statement};
+use crate::failure::Outcome;
+
+/// A session and how it prints.
+pub(crate) struct Shell {
+    pub ctx: SessionContext,
+    pub print: PrintOptions,
+}
+
+impl Shell {
+    /// Starts a session with the tables that were asked for.
+    pub(crate) async fn start(args: &SqlArgs) -> Outcome<Self> {
+        let stores = Arc::new(InstrumentedObjectStoreRegistry::new());
+        let runtime = RuntimeEnvBuilder::new()
+            .with_object_store_registry(Arc::clone(&stores) as _)
+            .build_arc()?;
+        let ctx = SessionContext::new_with_config_rt(session_config()?, runtime);
+        let engine = Engine::new();
+        engine.register(&ctx);
+        register_directory(args, &engine, &ctx).await?;
+        register_tables(args, &engine, &ctx).await?;
+        let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let print = PrintOptions {
+            format: args.format,
+            quiet: args.quiet,
+            maxrows: args.maxrows,
+            color,
+            instrumented_registry: stores,
+        };
+        Ok(Self { ctx, print })
+    }
+
+    /// Runs every statement of `text`; the first error stops it.
+    pub(crate) async fn run_script(&self, text: &str) -> DFResult<()> {
+        for sql in script::split(text, self.dialect()?.as_ref()) {
+            statement::run(self, sql).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs every statement of a file; the first error stops it.
+    pub(crate) async fn run_file(&self, path: &Path) -> DFResult<()> {
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            DataFusionError::Execution(format!("cannot read {}: {e}", path.display()))
+        })?;
+        self.run_script(script::without_shebang(&text)).await
+    }
+
+    /// The SQL dialect, which `SET` may change at any time.
+    pub(crate) fn dialect(&self) -> DFResult<Box<dyn Dialect>> {
+        let state = self.ctx.state();
+        let name = &state.config_options().sql_parser.dialect;
+        dialect_from_str(name)
+            .ok_or_else(|| DataFusionError::Plan(format!("unsupported SQL dialect: {name}")))
+    }
+}
+
+/// DataFusion's settings, from the environment where they are set there.
+fn session_config() -> DFResult<SessionConfig> {
+    let mut options = ConfigOptions::from_env()?;
+    if std::env::var_os("DATAFUSION_FORMAT_NULL").is_none() {
+        options.format.null = "NULL".to_string();
+    }
+    Ok(SessionConfig::from(options).with_information_schema(true))
+}
+
+/// The directory becomes the default schema, so that its tables need no qualifier. It also takes
+/// the tables and views that are made besides.
+async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContext) -> Outcome {
+    let Some(directory) = &args.directory else {
+        return Ok(());
+    };
+    let columns = args.system_columns.unwrap_or_default();
+    let tables = engine.directory_schema(directory, columns, args.storage.to_map()).await?;
+    let state = ctx.state();
+    let names = &state.config_options().catalog;
+    let catalog = ctx.catalog(&names.default_catalog).ok_or_else(|| {
+        DataFusionError::Configuration(format!("no catalog {:?}", names.default_catalog))
+    })?;
+    catalog.register_schema(&names.default_schema, tables)?;
+    Ok(())
+}
+
+async fn register_tables(args: &SqlArgs, engine: &Engine, ctx: &SessionContext) -> Outcome {
+    for table in &args.tables {
+        let options = TableOptions {
+            reference: table.reference.clone(),
+            system_columns: args.system_columns.unwrap_or_default(),
+            storage_options: args.storage.to_map(),
+        };
+        engine.register_table(ctx, &table.name, &table.uri, options).await?;
+    }
+    Ok(())
+}

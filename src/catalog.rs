@@ -1,0 +1,464 @@
+//! Where people name tables: `STORED AS LANCE` and directories of tables.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::datatypes::{Field, Schema};
+use async_trait::async_trait;
+use datafusion::catalog::{SchemaProvider, Session, TableProvider, TableProviderFactory};
+use datafusion::common::{DataFusionError, Result as DFResult, exec_err};
+use datafusion::logical_expr::CreateExternalTable;
+use lance_io::object_store::ObjectStore;
+use object_store::path::Path;
+
+use crate::engine::{Engine, TableOptions};
+use crate::error::{Error, Result};
+use crate::provider::SystemColumns;
+use crate::resolve::{VersionAt, VersionRef, display_uri, normalize_uri, parse_timestamp};
+
+/// Options of `CREATE EXTERNAL TABLE … STORED AS LANCE` that are ours; the others are the object
+/// store's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TableOptionKey {
+    /// A version number.
+    Version,
+    /// A tag's name.
+    Tag,
+    /// A branch's name.
+    Branch,
+    /// A time: the last version at or before it.
+    Timestamp,
+    /// A list of system columns.
+    SystemColumns,
+}
+
+impl TableOptionKey {
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Version, "version"),
+        (Self::Tag, "tag"),
+        (Self::Branch, "branch"),
+        (Self::Timestamp, "timestamp"),
+        (Self::SystemColumns, "system_columns"),
+    ];
+
+    fn parse(key: &str) -> Option<Self> {
+        let found = Self::ALL.iter().find(|(_, name)| *name == key);
+        found.map(|(key, _)| *key)
+    }
+}
+
+/// Prefixes under which DataFusion's users write options of a store.
+const STORE_PREFIXES: [&str; 6] = ["aws.", "s3.", "gcp.", "gcs.", "azure.", "storage."];
+
+/// Options of the object store that every store takes.
+const COMMON_STORE_OPTIONS: [&str; 8] = [
+    "allow_http",
+    "allow_invalid_certificates",
+    "block_size",
+    "client_max_retries",
+    "client_retry_timeout",
+    "connect_timeout",
+    "download_retry_count",
+    "timeout",
+];
+
+/// Options of one kind of store, by the location's scheme.
+fn store_options(scheme: &str) -> &'static [&'static str] {
+    match scheme {
+        "s3" => &[
+            "access_key_id",
+            "bucket_virtual_hosted_style_request",
+            "conditional_put",
+            "default_region",
+            "endpoint",
+            "imdsv1_fallback",
+            "metadata_endpoint",
+            "provider",
+            "region",
+            "request_payer",
+            "s3_express",
+            "secret_access_key",
+            "server_side_encryption",
+            "session_token",
+            "skip_signature",
+            "sse_kms_key_id",
+            "unsigned_payload",
+            "virtual_hosted_style_request",
+        ],
+        "gs" | "gcs" => &[
+            "application_credentials",
+            "service_account",
+            "service_account_key",
+            "service_account_path",
+            "skip_signature",
+            "storage_token",
+        ],
+        "az" | "abfss" => &[
+            "account_key",
+            "account_name",
+            "authority_id",
+            "client_id",
+            "client_secret",
+            "endpoint",
+            "sas_token",
+            "skip_signature",
+            "tenant_id",
+            "token",
+            "use_emulator",
+        ],
+        _ => &[],
+    }
+}
+
+/// Reads the options of a statement. Keys may carry the prefix DataFusion or its users give them.
+///
+/// # Errors
+/// [`Error::InvalidInput`] for an unknown key, listing the known ones, or a value that cannot be
+/// read. Values of store options are never part of a message.
+pub(crate) fn parse_options(
+    location: &str,
+    options: &HashMap<String, String>,
+) -> Result<TableOptions> {
+    let scheme = url::Url::parse(location).map_or_else(|_| "file".into(), |u| u.scheme().to_string());
+    let mut parsed = TableOptions::default();
+    let mut reference = References::default();
+    // In order of their names, so that the same statement gives the same error.
+    let mut options: Vec<_> = options.iter().collect();
+    options.sort_unstable();
+    for (key, value) in options {
+        let key = key.strip_prefix("format.").unwrap_or(key);
+        match TableOptionKey::parse(key) {
+            Some(TableOptionKey::SystemColumns) => parsed.system_columns = value.parse()?,
+            Some(key) => reference.set(key, value)?,
+            None => {
+                let name = store_option(&scheme, key)?;
+                parsed.storage_options.insert(name, value.clone());
+            }
+        }
+    }
+    parsed.reference = reference.finish()?;
+    Ok(parsed)
+}
+
+#[derive(Debug, Default)]
+struct References {
+    branch: Option<String>,
+    at: Option<VersionAt>,
+}
+
+impl References {
+    fn set(&mut self, key: TableOptionKey, value: &str) -> Result<()> {
+        let at = match key {
+            TableOptionKey::Branch => {
+                self.branch = Some(value.to_string());
+                return Ok(());
+            }
+            TableOptionKey::Version => VersionAt::Version(value.parse().map_err(|_| {
+                Error::invalid(format!("option version: {value:?} is no version number"))
+            })?),
+            TableOptionKey::Tag => VersionAt::Tag(value.to_string()),
+            TableOptionKey::Timestamp => VersionAt::Timestamp(parse_timestamp(value)?),
+            TableOptionKey::SystemColumns => return Err(Error::internal("not a reference")),
+        };
+        if self.at.replace(at).is_some() {
+            return Err(Error::invalid(
+                "options version, tag and timestamp exclude each other: give one",
+            ));
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<VersionRef> {
+        if self.branch.is_some() && matches!(self.at, Some(VersionAt::Tag(_))) {
+            return Err(Error::invalid(
+                "options tag and branch exclude each other: a tag knows its branch",
+            ));
+        }
+        Ok(VersionRef {
+            branch: self.branch,
+            at: self.at.unwrap_or_default(),
+        })
+    }
+}
+
+/// The store's own name of an option, when the store of this scheme has one.
+fn store_option(scheme: &str, key: &str) -> Result<String> {
+    let plain = STORE_PREFIXES
+        .iter()
+        .find_map(|prefix| key.strip_prefix(prefix))
+        .unwrap_or(key);
+    let base = match plain.split_once('.') {
+        // `base_3.region`: an option of one base path only.
+        Some((base, rest)) if base.starts_with("base_") => rest,
+        _ => plain,
+    };
+    let bare = ["aws_", "google_", "azure_storage_", "azure_"]
+        .iter()
+        .find_map(|prefix| base.strip_prefix(prefix))
+        .unwrap_or(base);
+    let known = store_options(scheme);
+    if known.contains(&bare) || COMMON_STORE_OPTIONS.contains(&bare) {
+        return Ok(plain.to_string());
+    }
+    let ours: Vec<_> = TableOptionKey::ALL.iter().map(|(_, name)| *name).collect();
+    let store: Vec<_> = COMMON_STORE_OPTIONS.iter().chain(known).copied().collect();
+    Err(Error::invalid(format!(
+        "unknown option {key:?}: there are {}; and of the {scheme} store: {}",
+        ours.join(", "),
+        store.join(", ")
+    )))
+}
+
+/// `CREATE EXTERNAL TABLE … STORED AS LANCE`.
+#[derive(Debug)]
+pub struct LanceTableFactory {
+    engine: Engine,
+}
+
+impl LanceTableFactory {
+    /// A factory of tables over the engine's caches.
+    pub fn new(engine: Engine) -> Self {
+        Self { engine }
+    }
+}
+
+#[async_trait]
+impl TableProviderFactory for LanceTableFactory {
+    async fn create(
+        &self,
+        _state: &dyn Session,
+        cmd: &CreateExternalTable,
+    ) -> DFResult<Arc<dyn TableProvider>> {
+        let options = parse_options(&cmd.location, &cmd.options)?;
+        for (given, what) in [
+            (!cmd.table_partition_cols.is_empty(), "PARTITIONED BY"),
+            (!cmd.order_exprs.is_empty(), "WITH ORDER"),
+            (cmd.unbounded, "UNBOUNDED"),
+            (!cmd.column_defaults.is_empty(), "DEFAULT"),
+        ] {
+            if given {
+                return Err(Error::invalid(format!("{what} has no meaning for a Lance table")).into());
+            }
+        }
+        let provider = self.engine.provider(&cmd.location, options).await?;
+        check_columns(cmd.schema.as_arrow(), &provider.schema(), &cmd.location)?;
+        Ok(Arc::new(provider))
+    }
+}
+
+/// A column list in the statement must say what the table has: names, order and types.
+fn check_columns(declared: &Schema, table: &Schema, location: &str) -> Result<()> {
+    if declared.fields().is_empty() {
+        return Ok(());
+    }
+    let same = |a: &Field, b: &Field| a.name() == b.name() && a.data_type() == b.data_type();
+    let agrees = declared.fields().len() == table.fields().len()
+        && declared.fields().iter().zip(table.fields()).all(|(a, b)| same(a, b));
+    if agrees {
+        return Ok(());
+    }
+    let list = |schema: &Schema| {
+        let columns: Vec<_> = schema
+            .fields()
+            .iter()
+            .map(|f| format!("{} {}", f.name(), f.data_type()))
+            .collect();
+        columns.join(", ")
+    };
+    Err(Error::invalid(format!(
+        "the column list ({}) is not that of {} ({}): leave it out, or make it the same",
+        list(declared),
+        display_uri(location),
+        list(table)
+    )))
+}
+
+/// The `.lance` tables of a directory.
+#[derive(Debug)]
+pub struct DirectorySchema {
+    engine: Engine,
+    uri: String,
+    store: Arc<ObjectStore>,
+    base: Path,
+    system_columns: SystemColumns,
+    storage_options: HashMap<String, String>,
+    /// Views and tables that the session itself makes.
+    made: datafusion::catalog::MemorySchemaProvider,
+}
+
+impl DirectorySchema {
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when it cannot be listed.
+    pub(crate) async fn open(
+        engine: Engine,
+        uri: &str,
+        system_columns: SystemColumns,
+        storage_options: HashMap<String, String>,
+    ) -> Result<Self> {
+        let uri = normalize_uri(uri)?;
+        let options = engine
+            .open_options()
+            .with_storage_options(storage_options.clone());
+        let registry = options.session.clone().unwrap_or_default().store_registry();
+        let (store, base) =
+            ObjectStore::from_uri_and_params(registry, &uri, &options.store_params())
+                .await
+                .map_err(|e| Error::lance(format!("cannot open directory {uri}"), e))?;
+        let schema = Self {
+            engine,
+            uri,
+            store,
+            base,
+            system_columns,
+            storage_options,
+            made: datafusion::catalog::MemorySchemaProvider::new(),
+        };
+        let local = schema.store.is_local() && !std::path::Path::new(&schema.uri).is_dir();
+        if local && !schema.uri.starts_with("file:") {
+            return Err(Error::NotFound {
+                what: format!("directory {}", schema.uri),
+                hint: String::new(),
+            });
+        }
+        schema.list().await?;
+        Ok(schema)
+    }
+
+    async fn list(&self) -> Result<Vec<String>> {
+        let names = self
+            .store
+            .read_dir(self.base.clone())
+            .await
+            .map_err(|e| Error::lance(format!("cannot list {}", display_uri(&self.uri)), e))?;
+        let mut tables: Vec<_> = names
+            .iter()
+            .filter_map(|n| n.trim_end_matches('/').strip_suffix(".lance"))
+            .map(str::to_string)
+            .collect();
+        tables.sort_unstable();
+        Ok(tables)
+    }
+
+    /// Lists from a place that cannot wait: on a thread of its own, with a runtime of its own.
+    fn list_now(&self) -> Vec<String> {
+        let listed = std::thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    let runtime = tokio::runtime::Builder::new_current_thread()
+                        .enable_all()
+                        .build()
+                        .map_err(|e| Error::internal(e.to_string()))?;
+                    runtime.block_on(self.list())
+                })
+                .join()
+                .unwrap_or_else(|_| Err(Error::internal("listing ended early")))
+        });
+        listed.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot list tables");
+            Vec::new()
+        })
+    }
+
+    fn location(&self, name: &str) -> String {
+        format!("{}/{name}.lance", self.uri)
+    }
+}
+
+#[async_trait]
+impl SchemaProvider for DirectorySchema {
+    fn table_names(&self) -> Vec<String> {
+        let mut names = self.list_now();
+        names.extend(self.made.table_names());
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    async fn table(
+        &self,
+        name: &str,
+    ) -> Result<Option<Arc<dyn TableProvider>>, DataFusionError> {
+        if let Some(made) = self.made.table(name).await? {
+            return Ok(Some(made));
+        }
+        if !self.list().await?.iter().any(|n| n == name) {
+            return Ok(None);
+        }
+        let options = TableOptions {
+            system_columns: self.system_columns,
+            storage_options: self.storage_options.clone(),
+            ..Default::default()
+        };
+        let provider = self.engine.provider(&self.location(name), options).await?;
+        Ok(Some(Arc::new(provider)))
+    }
+
+    fn register_table(
+        &self,
+        name: String,
+        table: Arc<dyn TableProvider>,
+    ) -> DFResult<Option<Arc<dyn TableProvider>>> {
+        if self.list_now().contains(&name) {
+            return exec_err!("{name} is a table of {} already", display_uri(&self.uri));
+        }
+        self.made.register_table(name, table)
+    }
+
+    fn deregister_table(&self, name: &str) -> DFResult<Option<Arc<dyn TableProvider>>> {
+        if let Some(made) = self.made.deregister_table(name)? {
+            return Ok(Some(made));
+        }
+        if self.list_now().iter().any(|n| n == name) {
+            return exec_err!(
+                "{name} is a table of the directory {}: its files are not dropped from here",
+                display_uri(&self.uri)
+            );
+        }
+        Ok(None)
+    }
+
+    fn table_exist(&self, name: &str) -> bool {
+        self.made.table_exist(name) || self.list_now().iter().any(|n| n == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn store_options_are_taken_with_and_without_prefix() {
+        for key in ["aws.region", "region", "format.region", "aws_region"] {
+            let parsed = parse_options("s3://b/t", &options(&[(key, "x")])).expect("known");
+            assert_eq!(parsed.storage_options.len(), 1, "{key}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_option_is_named_and_secrets_are_not() {
+        let given = options(&[("aws.secret_acces_key", "hunter2"), ("aws.region", "x")]);
+        let error = parse_options("s3://b/t", &given).expect_err("misspelt").to_string();
+        assert!(error.contains("aws.secret_acces_key") && error.contains("system_columns"));
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn references_exclude_each_other() {
+        assert!(parse_options("/t", &options(&[("version", "1"), ("tag", "a")])).is_err());
+        assert!(parse_options("/t", &options(&[("branch", "b"), ("tag", "a")])).is_err());
+        assert!(parse_options("/t", &options(&[("version", "x")])).is_err());
+        let both = parse_options("/t", &options(&[("branch", "b"), ("format.version", "3")]))
+            .expect("a version of a branch");
+        assert_eq!(both.reference.branch.as_deref(), Some("b"));
+        assert_eq!(both.reference.at, VersionAt::Version(3));
+    }
+}

@@ -1,0 +1,299 @@
+//! Table functions over metadata: `fragtree_fragments`, `fragtree_tree`, `fragtree_versions`.
+//!
+//! Each takes a registered table's name or a location. Names are looked up when a query runs, so a
+//! function sees the table as the query does.
+
+mod fragments;
+mod objects;
+mod versions;
+
+pub(crate) use fragments::deletion_path;
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::datatypes::{Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
+use datafusion::common::{Column, DataFusionError, Result as DFResult, ScalarValue};
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::SessionContext;
+use datafusion::sql::TableReference;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::physical::metadata::{MetadataExec, MetadataSource};
+use crate::provider::SnapshotProvider;
+use crate::pruning::{AddressColumns, AddressDomain, FRAG_ID, prune};
+use crate::ranges::FragmentRanges;
+use crate::resolve::VersionRef;
+use crate::snapshot::Snapshot;
+
+/// Which metadata a function shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Fragments,
+    Objects,
+    Versions,
+}
+
+impl Kind {
+    fn schema(self) -> SchemaRef {
+        match self {
+            Self::Fragments => fragments::schema(),
+            Self::Objects => objects::schema(),
+            Self::Versions => versions::schema(),
+        }
+    }
+}
+
+/// One of the table functions.
+#[derive(Debug)]
+pub(crate) struct MetadataFunction {
+    kind: Kind,
+    engine: Engine,
+    state: StateRef,
+}
+
+/// The session a function belongs to. Weak: a session owns its functions.
+#[derive(Clone)]
+struct StateRef(std::sync::Weak<parking_lot::RwLock<SessionState>>);
+
+impl std::fmt::Debug for StateRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StateRef")
+    }
+}
+
+impl MetadataFunction {
+    /// All the functions, for `ctx`.
+    pub(crate) fn all(engine: &Engine, ctx: &SessionContext) -> [Self; 3] {
+        [Kind::Fragments, Kind::Objects, Kind::Versions].map(|kind| Self {
+            kind,
+            engine: engine.clone(),
+            state: StateRef(ctx.state_weak_ref()),
+        })
+    }
+
+    /// The function's name in SQL.
+    pub(crate) fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Fragments => "fragtree_fragments",
+            Kind::Objects => "fragtree_tree",
+            Kind::Versions => "fragtree_versions",
+        }
+    }
+}
+
+impl TableFunctionImpl for MetadataFunction {
+    fn call_with_args(&self, args: TableFunctionArgs<'_, '_>) -> DFResult<Arc<dyn TableProvider>> {
+        let usage = || {
+            Error::invalid(format!(
+                "{0} takes one text: a table's name or location, as in {0}('t')",
+                self.name()
+            ))
+        };
+        let [argument] = args.exprs() else {
+            return Err(usage().into());
+        };
+        let target = match argument {
+            Expr::Literal(ScalarValue::Utf8(Some(text)), _) => text.clone(),
+            Expr::Column(column) => column.flat_name(),
+            _ => return Err(usage().into()),
+        };
+        Ok(Arc::new(MetadataTable {
+            kind: self.kind,
+            name: self.name(),
+            target,
+            engine: self.engine.clone(),
+            state: self.state.clone(),
+            schema: self.kind.schema(),
+        }))
+    }
+}
+
+/// A metadata table of a target that is looked up at each query.
+#[derive(Debug)]
+struct MetadataTable {
+    kind: Kind,
+    name: &'static str,
+    target: String,
+    engine: Engine,
+    state: StateRef,
+    schema: SchemaRef,
+}
+
+impl MetadataTable {
+    async fn snapshot(&self) -> Result<Arc<Snapshot>> {
+        if let Some(provider) = self.registered().await? {
+            let any: &dyn Any = provider.as_ref();
+            return any
+                .downcast_ref::<SnapshotProvider>()
+                .map(|p| Arc::clone(p.snapshot()))
+                .ok_or_else(|| {
+                    Error::invalid(format!(
+                        "{}: table {:?} is not a Lance table",
+                        self.name, self.target
+                    ))
+                });
+        }
+        self.engine
+            .open(&self.target, VersionRef::latest(), HashMap::new())
+            .await
+            .map_err(|e| match e {
+                Error::NotFound { what, hint } => Error::NotFound {
+                    what: format!("{}: no table {:?} is registered, and {what}", self.name, self.target),
+                    hint,
+                },
+                e => e,
+            })
+    }
+
+    async fn registered(&self) -> Result<Option<Arc<dyn TableProvider>>> {
+        let Some(state) = self.state.0.upgrade() else {
+            return Ok(None);
+        };
+        let reference = TableReference::parse_str(&self.target);
+        let schema = state.read().schema_for_ref(reference.clone());
+        let Ok(schema) = schema else { return Ok(None) };
+        schema
+            .table(reference.table())
+            .await
+            .map_err(|e| Error::datafusion(format!("cannot look up {:?}", self.target), e))
+    }
+
+    fn source(
+        &self,
+        snapshot: Arc<Snapshot>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Arc<dyn MetadataSource> {
+        match self.kind {
+            Kind::Fragments => {
+                let wanted = ids_of(filters, "fragment_id", &snapshot);
+                Arc::new(fragments::Fragments { snapshot, wanted })
+            }
+            Kind::Objects => {
+                let wanted = objects::wanted(filters, &snapshot);
+                Arc::new(objects::Objects { snapshot, wanted })
+            }
+            Kind::Versions => Arc::new(versions::Versions {
+                snapshot,
+                engine: self.engine.clone(),
+                limit,
+            }),
+        }
+    }
+}
+
+#[async_trait]
+impl TableProvider for MetadataTable {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::View
+    }
+
+    async fn scan(
+        &self,
+        _state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        let snapshot = self.snapshot().await?;
+        let schema = match projection {
+            Some(projection) => Arc::new(self.schema.project(projection)?),
+            None => Arc::clone(&self.schema),
+        };
+        let source = self.source(snapshot, filters, limit);
+        Ok(Arc::new(MetadataExec::new(source, schema)))
+    }
+
+    fn supports_filters_pushdown(
+        &self,
+        filters: &[&Expr],
+    ) -> DFResult<Vec<TableProviderFilterPushDown>> {
+        // They narrow the walk; DataFusion checks them again on the few rows that come out.
+        let answer = match self.kind {
+            Kind::Fragments | Kind::Objects => TableProviderFilterPushDown::Inexact,
+            Kind::Versions => TableProviderFilterPushDown::Unsupported,
+        };
+        Ok(vec![answer; filters.len()])
+    }
+}
+
+/// The fragment ids that `filters` allow for the column `name`.
+fn ids_of(filters: &[Expr], name: &str, snapshot: &Snapshot) -> FragmentRanges {
+    let domain = AddressDomain::new(snapshot.max_fragment_id());
+    allowed_values(filters, name, &domain)
+        .map_or_else(FragmentRanges::all, |ids| ids.intersect(&domain.fragments()))
+}
+
+/// The values in `domain` that `filters` allow for an id column; nothing when they allow all.
+fn allowed_values(
+    filters: &[Expr],
+    name: &str,
+    domain: &AddressDomain,
+) -> Option<FragmentRanges> {
+    let columns = AddressColumns {
+        row_addr: false,
+        row_id: false,
+        frag_id: true,
+    };
+    let mut allowed = None;
+    for filter in filters {
+        let renamed = rename(filter, name)?;
+        let may = prune(&renamed, &columns, domain).may;
+        if !may.is_all() {
+            let ids = may.fragments();
+            allowed = Some(allowed.map_or(ids.clone(), |a: FragmentRanges| a.intersect(&ids)));
+        }
+    }
+    allowed
+}
+
+/// The filter with column `name` as the fragment-id column that pruning knows, and any column of
+/// that name as one it does not.
+fn rename(filter: &Expr, name: &str) -> Option<Expr> {
+    let renamed = filter.clone().transform(|expr| {
+        Ok(match expr {
+            Expr::Column(column) if column.name == name => {
+                Transformed::yes(Expr::Column(Column::new_unqualified(FRAG_ID)))
+            }
+            expr => Transformed::no(expr),
+        })
+    });
+    renamed.ok().map(|t| t.data)
+}
+
+/// A batch of the columns that `schema` asks for, each made by name.
+fn batch_of(
+    schema: &SchemaRef,
+    rows: usize,
+    mut column: impl FnMut(&str) -> Result<ArrayRef>,
+) -> Result<RecordBatch> {
+    let columns = schema
+        .fields()
+        .iter()
+        .map(|field| column(field.name()))
+        .collect::<Result<Vec<_>>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options)
+        .map_err(|e| Error::datafusion("cannot build a metadata batch", DataFusionError::from(e)))
+}
+
+fn unknown_column(name: &str) -> Error {
+    Error::internal(format!("a metadata table without a column {name}"))
+}
+
+fn schema_of(fields: Vec<arrow::datatypes::Field>) -> SchemaRef {
+    Arc::new(Schema::new(fields))
+}

@@ -1,0 +1,335 @@
+//! Building a whole tree from records in id order.
+//!
+//! Leaves are cut by their stored size, nodes by their encoded size; the root stays in the manifest
+//! while it is small. A record is held only until its leaf is written.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, stream::FuturesOrdered};
+use lance_io::object_store::ObjectStore;
+use lance_table::format::pb;
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use prost::Message;
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+use crate::tree::leaf_write::LeafBuilder;
+use crate::tree::node::{Child, Node, Root};
+use crate::tree::record::counts_of;
+use crate::tree::summary::{Counts, Tally};
+
+/// Sizes that shape a tree. All bytes are of objects as stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreePolicy {
+    /// Target size of a leaf. Smaller leaves make a look-up of one fragment cheaper and a full read
+    /// more requests. Default 128 KiB.
+    pub leaf_bytes: u64,
+    /// Target size of an interior node and of an external root. Default 128 KiB.
+    pub node_bytes: u64,
+    /// A root up to this size is kept in the manifest, which saves a request at every open. Default
+    /// 96 KiB: with it a manifest is still read by one request.
+    pub inline_root_bytes: u64,
+    /// Fewer fragments than this are not worth a tree. Default 1,000.
+    pub min_fragments: u64,
+}
+
+impl Default for TreePolicy {
+    fn default() -> Self {
+        Self {
+            leaf_bytes: 128 << 10,
+            node_bytes: 128 << 10,
+            inline_root_bytes: 96 << 10,
+            min_fragments: 1000,
+        }
+    }
+}
+
+/// Leaves that are encoded and written at once.
+const LEAVES_IN_FLIGHT: usize = 4;
+
+/// Stored bytes of a leaf for each byte of its records' protobuf, before the first leaf has shown
+/// the table's own.
+const INITIAL_RATIO: f64 = 0.6;
+
+/// Where a tree's objects go: a dataset's `_bt/`, or nowhere on a dry run.
+#[derive(Debug, Clone)]
+pub(crate) struct ObjectSink {
+    pub store: Arc<ObjectStore>,
+    pub base: Path,
+    pub dry_run: bool,
+}
+
+impl ObjectSink {
+    /// Writes an object that must not exist yet. Returns its path relative to the dataset.
+    async fn put(&self, kind: &str, extension: &str, bytes: Bytes) -> Result<String> {
+        let name = format!("{}.{extension}", Uuid::new_v4().hyphenated());
+        let path = format!("_bt/{kind}/{name}");
+        if !self.dry_run {
+            let location = self.base.clone().join("_bt").join(kind).join(name.as_str());
+            self.store
+                .inner
+                .put(&location, bytes.into())
+                .await
+                .map_err(|e| Error::Store {
+                    object: location.to_string(),
+                    source: Arc::new(e),
+                })?;
+        }
+        Ok(path)
+    }
+
+    /// Removes objects that no version will name.
+    pub(crate) async fn discard(&self, paths: &[String]) {
+        for path in paths {
+            let location = path
+                .split('/')
+                .fold(self.base.clone(), |base, part| base.join(part));
+            if let Err(error) = self.store.inner.delete(&location).await {
+                tracing::warn!(%location, %error, "an unused tree object stays behind");
+            }
+        }
+    }
+}
+
+/// What a built tree consists of.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BuildReport {
+    pub counts: Counts,
+    pub leaves: u64,
+    pub leaf_bytes: u64,
+    pub nodes: u64,
+    pub node_bytes: u64,
+    pub root_bytes: u64,
+    pub root_inline: bool,
+    pub height: u32,
+    /// Objects written, in order.
+    pub paths: Vec<String>,
+}
+
+type WrittenLeaf = (Child, usize);
+
+/// Builds a tree.
+pub(crate) struct TreeBuilder {
+    sink: ObjectSink,
+    policy: TreePolicy,
+    leaf: LeafBuilder,
+    counts: Counts,
+    first_id: Option<u64>,
+    writing: FuturesOrdered<BoxFuture<'static, Result<WrittenLeaf>>>,
+    children: Vec<Child>,
+    ratio: f64,
+}
+
+impl TreeBuilder {
+    pub(crate) fn new(sink: ObjectSink, policy: TreePolicy) -> Self {
+        Self {
+            sink,
+            policy,
+            leaf: LeafBuilder::new(),
+            counts: Counts::default(),
+            first_id: None,
+            writing: FuturesOrdered::new(),
+            children: Vec::new(),
+            ratio: INITIAL_RATIO,
+        }
+    }
+
+    /// Adds the next record. Its row counts must be known and its base ids this dataset's.
+    pub(crate) async fn push(&mut self, record: &pb::DataFragment) -> Result<()> {
+        let mut tally = Tally::default();
+        tally += self.counts;
+        tally += counts_of(record);
+        self.counts = tally.counts("the new leaf")?;
+        self.first_id.get_or_insert(record.id);
+        self.leaf.push(record)?;
+        if self.estimated_bytes() >= self.policy.leaf_bytes as f64 {
+            self.close_leaf().await?;
+        }
+        Ok(())
+    }
+
+    fn estimated_bytes(&self) -> f64 {
+        self.leaf.proto_bytes() as f64 * self.ratio
+    }
+
+    async fn close_leaf(&mut self) -> Result<()> {
+        if self.leaf.len() == 0 {
+            return Ok(());
+        }
+        let leaf = std::mem::replace(&mut self.leaf, LeafBuilder::new());
+        let counts = std::mem::take(&mut self.counts);
+        let first = self.first_id.take().unwrap_or_default();
+        // The first child of a root begins at 0, whatever its first id is.
+        let is_first = self.children.is_empty() && self.writing.is_empty();
+        let min_key = if is_first { 0 } else { first };
+        let sink = self.sink.clone();
+        let write = async move {
+            let proto = leaf.proto_bytes();
+            let bytes = leaf.encode().await?;
+            let object_size = bytes.len() as u64;
+            let path = sink.put("leaf", "lance", bytes).await?;
+            let child = Child {
+                path,
+                base_id: None,
+                min_key,
+                counts,
+                height: 0,
+                num_children: 0,
+                object_size,
+                watermark: 0,
+            };
+            Ok((child, proto))
+        };
+        // On a task of its own, so that leaves are encoded side by side.
+        let task = tokio::spawn(write).map(|joined| {
+            joined.unwrap_or_else(|e| Err(Error::internal(format!("a leaf's task ended: {e}"))))
+        });
+        self.writing.push_back(task.boxed());
+        while self.writing.len() >= LEAVES_IN_FLIGHT {
+            self.collect_leaf().await?;
+        }
+        Ok(())
+    }
+
+    async fn collect_leaf(&mut self) -> Result<()> {
+        if let Some(written) = self.writing.next().await {
+            let (child, proto) = written?;
+            self.ratio = child.object_size as f64 / proto.max(1) as f64;
+            self.children.push(child);
+        }
+        Ok(())
+    }
+
+    /// Writes what is left and returns the root, inline when it is small.
+    pub(crate) async fn finish(mut self) -> Result<(pb::FragmentTree, BuildReport)> {
+        self.close_leaf().await?;
+        while !self.writing.is_empty() {
+            self.collect_leaf().await?;
+        }
+        let mut report = BuildReport::default();
+        let mut tally = Tally::default();
+        for leaf in &self.children {
+            tally += leaf.counts;
+            report.leaves += 1;
+            report.leaf_bytes += leaf.object_size;
+            report.paths.push(leaf.path.clone());
+        }
+        report.counts = tally.counts("the new tree")?;
+        let mut level = self.children;
+        loop {
+            let root = root_of(level);
+            let bytes = root.encode().encoded_len() as u64;
+            let children = root.node.children.len();
+            let limit = self.policy.inline_root_bytes.max(self.policy.node_bytes);
+            if bytes <= limit || children < 4 {
+                report.height = root.child_height().map_or(0, |h| h + 1);
+                let tree = publish_root(&self.sink, root, bytes, &self.policy, &mut report).await?;
+                return Ok((tree, report));
+            }
+            level = write_level(&self.sink, root.node.children, &self.policy, &mut report).await?;
+        }
+    }
+}
+
+fn root_of(children: Vec<Child>) -> Root {
+    Root {
+        node: Node {
+            children,
+            buffer: Vec::new(),
+        },
+        next_sequence: 1,
+    }
+}
+
+async fn publish_root(
+    sink: &ObjectSink,
+    root: Root,
+    bytes: u64,
+    policy: &TreePolicy,
+    report: &mut BuildReport,
+) -> Result<pb::FragmentTree> {
+    report.root_bytes = bytes;
+    report.root_inline = bytes <= policy.inline_root_bytes;
+    let message = root.encode();
+    let root = if report.root_inline {
+        pb::fragment_tree::Root::InlineRoot(message)
+    } else {
+        let path = sink.put("root", "root", message.encode_to_vec().into()).await?;
+        let uuid = path
+            .strip_prefix("_bt/root/")
+            .and_then(|p| p.strip_suffix(".root"))
+            .and_then(|u| Uuid::parse_str(u).ok())
+            .ok_or_else(|| Error::internal(format!("{path} names no root")))?;
+        report.paths.push(path);
+        pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec().into())
+    };
+    Ok(pb::FragmentTree {
+        root: Some(root),
+        mutations_since_root: Vec::new(),
+        next_action_sequence: 1,
+    })
+}
+
+/// Groups children into nodes of about the target size, each with at least two.
+async fn write_level(
+    sink: &ObjectSink,
+    children: Vec<Child>,
+    policy: &TreePolicy,
+    report: &mut BuildReport,
+) -> Result<Vec<Child>> {
+    let bytes: usize = children.iter().map(|c| c.encode().encoded_len() + 4).sum();
+    let per_node = (children.len() as u64)
+        .saturating_mul(policy.node_bytes)
+        .checked_div(bytes.max(1) as u64)
+        .map_or(2, |n| usize::try_from(n).unwrap_or(usize::MAX))
+        .max(2);
+    let nodes = children.len().div_ceil(per_node);
+    let mut above = Vec::with_capacity(nodes);
+    let mut rest = children.into_iter();
+    let mut left = rest.len();
+    for index in 0..nodes {
+        // Even shares, so that no node is left with a single child.
+        let share = left.div_ceil(nodes - index);
+        let group: Vec<Child> = rest.by_ref().take(share).collect();
+        left -= group.len();
+        above.push(write_node(sink, group, report).await?);
+    }
+    Ok(above)
+}
+
+async fn write_node(
+    sink: &ObjectSink,
+    children: Vec<Child>,
+    report: &mut BuildReport,
+) -> Result<Child> {
+    let first = children
+        .first()
+        .ok_or_else(|| Error::internal("a node without children"))?;
+    let (min_key, height) = (first.min_key, first.height + 1);
+    let num_children = u32::try_from(children.len())
+        .map_err(|_| Error::internal("a node of more than 2^32 children"))?;
+    let node = Node {
+        children,
+        buffer: Vec::new(),
+    };
+    let counts = node.tally().counts("the new node")?;
+    let bytes = node.encode().encode_to_vec();
+    let object_size = bytes.len() as u64;
+    let path = sink.put("node", "node", bytes.into()).await?;
+    report.nodes += 1;
+    report.node_bytes += object_size;
+    report.paths.push(path.clone());
+    Ok(Child {
+        path,
+        base_id: None,
+        min_key,
+        counts,
+        height,
+        num_children,
+        object_size,
+        watermark: 0,
+    })
+}
