@@ -14,8 +14,8 @@ use futures::TryStreamExt;
 use lance::Dataset;
 use lance::dataset::WriteParams;
 
-const FRAGMENTS: i64 = 40;
-const ROWS: i64 = 25;
+const FRAGMENTS: i64 = 200;
+const ROWS: i64 = 10;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -37,21 +37,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
         counts.total_rows,
         counts.visible_rows
     );
-    assert_eq!(counts.fragments, 40);
-    assert_eq!((counts.total_rows, counts.visible_rows), (1000, 990));
+    assert_eq!(counts.fragments, 200);
+    assert_eq!((counts.total_rows, counts.visible_rows), (2000, 1995));
 
     // Of some fragments: opens only what an edge of the range cuts.
     let walk = WalkState::default();
-    let some = FragmentRanges::from_ranges([10..30]);
+    let some = FragmentRanges::from_ranges([50..150]);
     let counts = latest.count(&some, &walk).await?.ok_or("row counts")?;
     let read = walk.stats().snapshot();
     println!(
-        "fragments 10 to 29: {} rows; opened {} tree objects and skipped {}",
+        "fragments 50 to 149: {} rows; opened {} tree objects and skipped {}",
         counts.total_rows,
         read.nodes_opened + read.leaves_opened,
         read.children_skipped
     );
-    assert_eq!(counts.total_rows, 500);
+    assert_eq!(counts.total_rows, 1000);
 
     // Of each fragment, streamed: memory does not grow with the table.
     let walk = WalkState::default();
@@ -64,17 +64,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
         })
         .await?;
     println!("fragments with deleted rows: {with_deletions:?}");
-    assert_eq!(with_deletions, [4]);
+    assert_eq!(with_deletions, [10]);
 
     // An earlier version, still in the other layout.
     let first = engine.open(uri, VersionRef::version(1), HashMap::new()).await?;
     println!("version 1 is {} and opening it read {} bytes", first.layout(), first.open_cost().bytes);
     assert_eq!(first.layout(), Layout::Flat);
-    assert_eq!(first.counts()?.map(|c| c.visible_rows), Some(1000));
+    assert_eq!(first.counts()?.map(|c| c.visible_rows), Some(2000));
     Ok(())
 }
 
-/// A table of 40 fragments with ten rows deleted, in a tree whose leaves hold a few fragments each.
+/// A table of 200 fragments with five rows deleted, in a tree whose leaves hold a few fragments each.
 async fn make_table(uri: &str) -> Result<(), Box<dyn Error>> {
     let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, false)]));
     let ids = Int64Array::from_iter_values(0..FRAGMENTS * ROWS);
@@ -85,7 +85,7 @@ async fn make_table(uri: &str) -> Result<(), Box<dyn Error>> {
     };
     let rows = RecordBatchIterator::new([Ok(batch)], schema);
     let mut table = Dataset::write(rows, uri, Some(params)).await?;
-    table.delete("id >= 105 AND id < 115").await?;
+    table.delete("id >= 105 AND id < 110").await?;
 
     let mut options = ConvertOptions::to_tree();
     options.policy.leaf_bytes = 1024;

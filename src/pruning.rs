@@ -68,13 +68,13 @@ use lance_select::{RowAddrSelection, RowAddrTreeMap, bitmap_to_ranges};
 use crate::ranges::{FragmentRanges, OFFSET_BITS, OFFSET_MASK, RowAddrSet};
 
 /// Name of the column that holds a row's address, `(fragment_id << 32) | offset`.
-pub const ROW_ADDR: &str = "_rowaddr";
+pub(crate) const ROW_ADDR: &str = "_rowaddr";
 
 /// Name of the column that holds a row's id: its address, unless the table has stable row ids.
-pub const ROW_ID: &str = "_rowid";
+pub(crate) const ROW_ID: &str = "_rowid";
 
 /// Name of the column that holds the id of a row's fragment.
-pub const FRAG_ID: &str = "_fragid";
+pub(crate) const FRAG_ID: &str = "_fragid";
 
 /// The columns every table can expose beyond its own. All are `UInt64` and never NULL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1402,6 +1402,9 @@ mod tests {
         assert_exact("7 > _rowaddr", "[0:0..=0:6]");
         assert_exact("_rowaddr > 7", "[0:8..=5:4294967295]");
         assert_exact("_rowaddr >= 7", "[0:7..=5:4294967295]");
+        // DataFusion moves literals to the right; a filter built by hand may have one on the left.
+        let flipped = check(&lit(7_u64).gt(col(ROW_ADDR)), &ALL, 5);
+        assert_eq!(flipped.may.to_string(), "[0:0..=0:6]");
         assert_exact("_fragid = 2", FRAG_2);
         assert_exact("_fragid > 1 AND _fragid < 3", FRAG_2);
     }

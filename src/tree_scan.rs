@@ -28,7 +28,6 @@ use crate::tree::leaf::Leaf;
 use crate::tree::mutation::{Mutation, Pending, replay};
 use crate::tree::node::{Child, ID_END, Node, NodeContext};
 use crate::tree::object::{Owner, ReadStats};
-use crate::tree::record::counts_of;
 use crate::tree::summary::{Counts, Tally};
 
 /// Settings of a walk.
@@ -264,7 +263,7 @@ impl TreeCatalog {
         Ok((node, pending))
     }
 
-    /// Opens a leaf and checks it, and the mutations above it against its watermark.
+    /// Opens a leaf and checks it.
     pub(crate) async fn open_leaf(&self, work: &Work, state: &WalkState) -> Result<Arc<Leaf>> {
         let object = self.objects.bases.location(work.owner, &work.child.path)?;
         let leaf = self
@@ -272,17 +271,6 @@ impl TreeCatalog {
             .leaf(work.owner, &work.child.path, work.child.object_size, &state.stats)
             .await?;
         leaf.check(&work.child, &self.context(&object, work))?;
-        // Also for a target that has no record in the leaf (`spec/notes.md` 8).
-        for item in &work.pending {
-            if item.mutation.sequence <= work.child.watermark {
-                return Err(Error::corrupt(
-                    format!("{object}, mutation {}", item.mutation.sequence),
-                    "mutation_at_or_below_watermark",
-                    format!("a sequence above the leaf's watermark {}", work.child.watermark),
-                    item.mutation.sequence,
-                ));
-            }
-        }
         Ok(leaf)
     }
 
@@ -359,6 +347,7 @@ pub(crate) fn resolve_leaf(
     for range in wanted.clip(&work.range).iter() {
         let rows = leaf.rows_in(range);
         let mut pending = pending_in(&work.pending, range);
+        check_watermark(leaf.location(), work.child.watermark, pending)?;
         resolved.reserve(rows.len());
         let ids = leaf.ids().get(rows.clone()).unwrap_or_default();
         for (row, id) in rows.zip(ids) {
@@ -390,6 +379,20 @@ pub(crate) fn resolve_leaf(
         resolve_pending(leaf.location(), pending, &mut resolved)?;
     }
     Ok(resolved)
+}
+
+/// Checks the mutations collected for the operation against the leaf's watermark, also those whose
+/// fragment has no record in the leaf (spec, "Sequence numbers"; `spec/notes.md` 8).
+fn check_watermark(object: &str, watermark: u64, pending: &[Pending]) -> Result<()> {
+    match pending.iter().find(|p| p.mutation.sequence <= watermark) {
+        None => Ok(()),
+        Some(item) => Err(Error::corrupt(
+            format!("{object}, mutation {}", item.mutation.sequence),
+            "mutation_at_or_below_watermark",
+            format!("a sequence above the leaf's watermark {watermark}"),
+            item.mutation.sequence,
+        )),
+    }
 }
 
 /// Resolves fragments that no leaf knows.
@@ -897,7 +900,5 @@ fn tree_object(tree: &TreeCatalog, work: &Work, buffered: Option<u64>) -> Result
     })
 }
 
-/// The counts of a record, for checks outside the walk.
-pub(crate) fn record_counts(record: &pb::DataFragment) -> Counts {
-    counts_of(record)
-}
+#[cfg(test)]
+mod tests;

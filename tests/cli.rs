@@ -226,6 +226,21 @@ fn a_closed_pipe_ends_quietly() {
 }
 
 #[test]
+fn the_demo_makes_a_table_that_the_readme_can_query() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut demo = fragtree(&["demo", "--fragments", "20"], scratch.path());
+    let text = good(&demo.env("TMPDIR", scratch.path()).output().unwrap());
+    assert!(text.contains("one row by address") && text.contains("of 20"), "{text}");
+
+    let made = std::fs::read_dir(scratch.path()).unwrap().next().unwrap().unwrap().path();
+    let readme = include_str!("../README.md");
+    let sql = readme.split("```sql\n").nth(1).unwrap().split("```").next().unwrap();
+    let args = ["sql", "--table", "t=demo.lance", "--system-columns", "_rowaddr,_fragid", "-c", sql];
+    let text = good(&fragtree(&args, &made).output().unwrap());
+    assert!(text.contains("| 199 | Kyoto | 49.75  |") && text.contains("leaves_opened=1"), "{text}");
+}
+
+#[test]
 fn inspects_both_layouts() {
     let tables = Tables::make();
     let tree = tables.json(&["inspect", &tables.uri(), "--format", "json"]);
@@ -266,7 +281,7 @@ fn verify_lists_what_is_wrong() {
     assert_eq!((&report["fragments"], &report["findings"]), (&json!(4), &json!([])));
 
     // Half of each leaf is gone.
-    let leaves: Vec<_> = std::fs::read_dir(Path::new(&tables.uri()).join("_bt")).unwrap().collect();
+    let leaves: Vec<_> = std::fs::read_dir(Path::new(&tables.uri()).join("_bt/leaf")).unwrap().collect();
     assert!(!leaves.is_empty());
     for leaf in leaves {
         let path = leaf.unwrap().path();

@@ -68,10 +68,11 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Looks through DataFusion's envelope around an error of ours, which adds only a word.
+/// Looks through DataFusion's envelopes around another's error, which add only a word.
 fn unwrapped<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     match error.downcast_ref::<DataFusionError>() {
         Some(DataFusionError::External(inner)) => unwrapped(inner.as_ref()),
+        Some(DataFusionError::SQL(inner, _)) => inner.as_ref(),
         _ => error,
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   main ──► args ──► sql       session ─► statement / script ─► stdout
 //!                     inspect   what a version is made of
+//!                     verify    every rule of the format, on every object
 //!                     convert   flat ◄─► tree
 //!                     demo      the above in a scratch folder
 //! ```
@@ -17,6 +18,7 @@ mod failure;
 mod inspect;
 mod output;
 mod sql;
+mod verify;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -39,6 +41,8 @@ enum Command {
     Sql(sql::SqlArgs),
     /// Show what a version is made of.
     Inspect(inspect::InspectArgs),
+    /// Check a whole version against every rule of the format.
+    Verify(verify::VerifyArgs),
     /// Publish a tree version of a flat table, or a flat version of a tree table.
     Convert(convert::ConvertArgs),
     /// Make a table in a scratch folder, convert it, and compare what queries cost.
@@ -60,6 +64,7 @@ async fn run(command: Command) -> Outcome {
     match command {
         Command::Sql(args) => sql::run(args).await,
         Command::Inspect(args) => inspect::run(args).await,
+        Command::Verify(args) => verify::run(args).await,
         Command::Convert(args) => convert::run(args).await,
         Command::Demo(args) => demo::run(args).await,
     }

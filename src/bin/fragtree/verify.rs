@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fragtree::Engine;
-use fragtree::verify::{VerifyOptions, VerifyProgress, VerifyReport, verify};
+use fragtree::verify::{Finding, VerifyOptions, VerifyProgress, VerifyReport, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::{ReportFormat, TargetArgs};
@@ -67,26 +67,23 @@ fn show(bar: &ProgressBar, progress: &VerifyProgress) {
 fn text(report: &VerifyReport) -> String {
     let mut text = String::new();
     for finding in &report.findings {
-        text.push_str(&format!(
-            "{}: {}: expected {}, found {}\n",
-            finding.object, finding.rule, finding.expected, finding.found
-        ));
+        let Finding { object, rule, expected, found } = finding;
+        let object = if object.is_empty() { "the table" } else { object };
+        text.push_str(&format!("{object}: {rule}: expected {expected}, found {found}\n"));
     }
-    let checked = format!(
-        "version {} of {} ({}), {}, {}",
-        report.version,
-        report.uri,
-        report.layout,
+    let version = report.version.map_or(String::new(), |version| format!("version {version} of "));
+    let layout = report.layout.as_ref().map_or(String::new(), |layout| format!(" ({layout})"));
+    let checked = [
         output::counted(report.objects, "object"),
         output::counted(report.fragments, "fragment"),
-    );
-    let rows = report.counts.map_or(String::new(), |counts| {
-        format!(", {}", output::counted(counts.visible_rows, "row"))
-    });
+        output::counted(report.visible_rows, "row"),
+        output::counted(report.files, "file"),
+    ];
     let verdict = match report.findings.len() {
         0 => "nothing wrong".to_string(),
         n => output::counted(n as u64, "finding"),
     };
-    text.push_str(&format!("{verdict}: {checked}{rows}\n"));
+    let checked = checked.join(", ");
+    text.push_str(&format!("{verdict}: {version}{}{layout}, {checked}\n", report.uri));
     text
 }

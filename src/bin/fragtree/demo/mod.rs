@@ -43,7 +43,7 @@ pub(crate) async fn run(args: DemoArgs) -> Outcome {
     output::print(&format!("Writing {shown} fragments with Lance: {uri}"))?;
     let flat = table::write(uri, args.fragments).await?;
     let seconds = start.elapsed().as_secs_f64();
-    output::print(&format!("  {} rows in {seconds:.1} s\n", output::grouped(rows)))?;
+    output::print(&format!("  {} rows in {seconds:.1} s\n\n", output::grouped(rows)))?;
 
     let start = Instant::now();
     let report = to_tree(uri).await?;
@@ -60,11 +60,11 @@ pub(crate) async fn run(args: DemoArgs) -> Outcome {
                 format!("{}: the layouts disagree: {on_flat:?}, {on_tree:?}", query.sql).into(),
             ));
         }
-        output::print(&format!("{}\n  {}\n", query.sql, on_tree.answer))?;
+        output::print(&format!("{}\n  {}\n\n", query.sql, on_tree.answer))?;
         row(&mut grid, query.name, "flat", &on_flat, fragments);
         row(&mut grid, "", "tree", &on_tree, fragments);
     }
-    output::print("What each read, from opening the table on, with nothing cached:\n")?;
+    output::print("What each read, from opening the table on, with nothing cached:\n\n")?;
     output::print(&grid.to_string())?;
     output::print(&farewell(&folder, uri, flat))
 }
@@ -80,7 +80,7 @@ fn converted(report: &ConvertReport, seconds: f64) -> String {
     let root = if report.root_inline { "in the manifest" } else { "an object of its own" };
     format!(
         "Converting it to a tree, with leaves of {} to have something to skip\n  \
-         {}, {}, root {root}; manifest {} -> {}; {seconds:.1} s\n",
+         {}, {}, root {root}; manifest {} -> {}; {seconds:.1} s\n\n",
         output::bytes(LEAF_BYTES),
         plural(report.leaves, "leaf", "leaves"),
         plural(report.nodes, "node", "nodes"),
