@@ -47,7 +47,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // Whole fragments, only the first column, at most 15 rows.
     let plan = RowAddressPlan::from_fragments(FragmentRanges::from_ids([7, 8, 30]));
-    let scan = provider.scan_plan(&ctx.state(), plan, Some(&vec![0]), Some(15)).await?;
+    let scan = provider
+        .scan_plan(&ctx.state(), plan, Some(&vec![0]), Some(15))
+        .await?;
     let rows = ids(&collect(scan, ctx.task_ctx()).await?);
     println!("{} rows of fragments 7, 8 and 30", rows.len());
     assert_eq!(rows.len(), 15);
@@ -56,8 +58,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn ids(batches: &[RecordBatch]) -> Vec<i64> {
-    let columns = batches.iter().map(|batch| batch.column(0).as_primitive::<Int64Type>());
-    let mut ids: Vec<_> = columns.flat_map(|column| column.values().to_vec()).collect();
+    let columns = batches
+        .iter()
+        .map(|batch| batch.column(0).as_primitive::<Int64Type>());
+    let mut ids: Vec<_> = columns
+        .flat_map(|column| column.values().to_vec())
+        .collect();
     ids.sort_unstable();
     ids
 }
@@ -71,7 +77,12 @@ async fn make_table(uri: &str) -> Result<(), Box<dyn Error>> {
         max_rows_per_file: usize::try_from(ROWS)?,
         ..Default::default()
     };
-    Dataset::write(RecordBatchIterator::new([Ok(batch)], schema), uri, Some(params)).await?;
+    Dataset::write(
+        RecordBatchIterator::new([Ok(batch)], schema),
+        uri,
+        Some(params),
+    )
+    .await?;
 
     let mut options = ConvertOptions::to_tree();
     options.policy.leaf_bytes = 1024;

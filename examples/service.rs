@@ -31,7 +31,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         cache_bytes: 32 << 20,
         ..Default::default()
     });
-    let runtime = RuntimeEnvBuilder::new().with_memory_limit(256 << 20, 1.0).build_arc()?;
+    let runtime = RuntimeEnvBuilder::new()
+        .with_memory_limit(256 << 20, 1.0)
+        .build_arc()?;
 
     // Once for the table: a provider can be shared by any number of sessions.
     let options = TableOptions {
@@ -48,12 +50,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let (engine, events, runtime) = (engine.clone(), Arc::clone(&events), Arc::clone(&runtime));
         requests.spawn(async move { serve(&engine, events, runtime, fragment).await });
     }
-    let mut sums = requests.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut sums = requests
+        .join_all()
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
     sums.sort_unstable();
     println!("64 queries at once in {:.0?}", start.elapsed());
 
     let first: i64 = (0..ROWS).sum();
-    let expected: Vec<_> = (0..64).map(|fragment| first + fragment * ROWS * ROWS).collect();
+    let expected: Vec<_> = (0..64)
+        .map(|fragment| first + fragment * ROWS * ROWS)
+        .collect();
     assert_eq!(sums, expected);
     Ok(())
 }
@@ -73,7 +81,11 @@ async fn serve(
     let batches = ctx.sql(&sql).await?.collect().await?;
     let sums = batches.iter().flat_map(|batch| {
         use arrow::array::AsArray;
-        batch.column(0).as_primitive::<Int64Type>().values().to_vec()
+        batch
+            .column(0)
+            .as_primitive::<Int64Type>()
+            .values()
+            .to_vec()
     });
     Ok(sums.sum())
 }
@@ -87,7 +99,12 @@ async fn make_table(uri: &str) -> Result<(), Box<dyn Error>> {
         max_rows_per_file: usize::try_from(ROWS)?,
         ..Default::default()
     };
-    Dataset::write(RecordBatchIterator::new([Ok(batch)], schema), uri, Some(params)).await?;
+    Dataset::write(
+        RecordBatchIterator::new([Ok(batch)], schema),
+        uri,
+        Some(params),
+    )
+    .await?;
 
     let mut options = ConvertOptions::to_tree();
     options.policy.leaf_bytes = 1024;

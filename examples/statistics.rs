@@ -25,7 +25,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     make_table(uri).await?;
 
     let engine = Engine::new();
-    let latest = engine.open(uri, VersionRef::latest(), HashMap::new()).await?;
+    let latest = engine
+        .open(uri, VersionRef::latest(), HashMap::new())
+        .await?;
     assert_eq!(latest.layout(), Layout::Tree);
 
     // Of the whole version: known once it is open.
@@ -67,8 +69,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(with_deletions, [10]);
 
     // An earlier version, still in the other layout.
-    let first = engine.open(uri, VersionRef::version(1), HashMap::new()).await?;
-    println!("version 1 is {} and opening it read {} bytes", first.layout(), first.open_cost().bytes);
+    let first = engine
+        .open(uri, VersionRef::version(1), HashMap::new())
+        .await?;
+    println!(
+        "version 1 is {} and opening it read {} bytes",
+        first.layout(),
+        first.open_cost().bytes
+    );
     assert_eq!(first.layout(), Layout::Flat);
     assert_eq!(first.counts()?.map(|c| c.visible_rows), Some(2000));
     Ok(())

@@ -174,11 +174,6 @@ impl FlatCatalog {
             )
         })
     }
-
-    /// Bytes of the records as stored.
-    pub(crate) fn record_bytes(&self) -> u64 {
-        self.entries.iter().map(|e| e.bytes.len() as u64).sum()
-    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use prost::Message;
 
 use crate::error::{Error, Result};
 use crate::flat::FlatCatalog;
+use crate::retry::retrying;
 use crate::tree::object::Limits;
 use crate::tree::wire::for_each_field;
 
@@ -123,10 +124,12 @@ pub(crate) async fn read_manifest(
 }
 
 async fn head(store: &ObjectStore, location: &ManifestLocation) -> Result<u64> {
-    match store.inner.head(&location.path).await {
-        Ok(meta) => Ok(meta.size),
-        Err(e) => Err(missing_version(location, e)),
-    }
+    retrying(|| async {
+        let meta = store.inner.head(&location.path).await;
+        meta.map(|meta| meta.size)
+            .map_err(|e| missing_version(location, e))
+    })
+    .await
 }
 
 fn missing_version(location: &ManifestLocation, error: object_store::Error) -> Error {
@@ -144,11 +147,11 @@ async fn get_range(
     location: &ManifestLocation,
     range: std::ops::Range<u64>,
 ) -> Result<Bytes> {
-    store
-        .inner
-        .get_range(&location.path, range)
-        .await
-        .map_err(|e| missing_version(location, e))
+    retrying(|| async {
+        let bytes = store.inner.get_range(&location.path, range.clone()).await;
+        bytes.map_err(|e| missing_version(location, e))
+    })
+    .await
 }
 
 async fn read_chunks(

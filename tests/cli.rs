@@ -1,5 +1,9 @@
 //! The command line as a user meets it: what it prints, where, and how it ends.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, outside test functions")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests, outside test functions"
+)]
 
 use std::io::Write;
 use std::path::Path;
@@ -31,12 +35,20 @@ impl Tables {
     }
 
     fn uri(&self) -> String {
-        self.folder.path().join("t.lance").to_str().unwrap().to_string()
+        self.folder
+            .path()
+            .join("t.lance")
+            .to_str()
+            .unwrap()
+            .to_string()
     }
 
     /// `t` and `flat` are the two layouts.
     fn sql(&self, args: &[&str]) -> Output {
-        let (tree, flat) = (format!("t={}", self.uri()), format!("flat={}@1", self.uri()));
+        let (tree, flat) = (
+            format!("t={}", self.uri()),
+            format!("flat={}@1", self.uri()),
+        );
         let mut all = vec!["sql", "--table", &tree, "--table", &flat];
         all.extend(args);
         self.run(&all)
@@ -89,7 +101,12 @@ fn stderr(output: &Output) -> String {
 
 /// Output of a run that must go well.
 fn good(output: &Output) -> String {
-    assert!(output.status.success(), "{} {}", stdout(output), stderr(output));
+    assert!(
+        output.status.success(),
+        "{} {}",
+        stdout(output),
+        stderr(output)
+    );
     stdout(output)
 }
 
@@ -97,7 +114,9 @@ fn good(output: &Output) -> String {
 fn answers_the_same_on_both_layouts() {
     let tables = Tables::make();
     for table in ["t", "flat"] {
-        let sql = format!("SELECT COUNT(*) AS n FROM {table}; SELECT id, name FROM {table} WHERE id IN (2, 3) ORDER BY id");
+        let sql = format!(
+            "SELECT COUNT(*) AS n FROM {table}; SELECT id, name FROM {table} WHERE id IN (2, 3) ORDER BY id"
+        );
         let text = good(&tables.sql(&["-q", "-c", &sql]));
         assert_eq!(
             text,
@@ -114,23 +133,45 @@ fn machine_formats_hold_every_row_and_nothing_else() {
     let run = |format| good(&tables.sql(&["--format", format, "-c", query]));
     assert_eq!(run("csv"), "id,name\n10,n10\n11,\n");
     let rows: Value = serde_json::from_str(&run("json")).unwrap();
-    assert_eq!(rows, json!([{"id": 10, "name": "n10"}, {"id": 11, "name": null}]));
+    assert_eq!(
+        rows,
+        json!([{"id": 10, "name": "n10"}, {"id": 11, "name": null}])
+    );
     assert_eq!(run("nd-json").lines().count(), 2);
 
-    let empty = tables.sql(&["-q", "--format", "json", "-c", "SELECT id FROM t WHERE id > 99"]);
+    let empty = tables.sql(&[
+        "-q",
+        "--format",
+        "json",
+        "-c",
+        "SELECT id FROM t WHERE id > 99",
+    ]);
     assert_eq!(good(&empty), "[]\n");
-    let many = tables.sql(&["-q", "--format", "csv", "-c", "SELECT value FROM generate_series(1, 100000)"]);
+    let many = tables.sql(&[
+        "-q",
+        "--format",
+        "csv",
+        "-c",
+        "SELECT value FROM generate_series(1, 100000)",
+    ]);
     assert_eq!(good(&many).lines().count(), 100_001);
 }
 
 #[test]
 fn the_first_error_ends_a_command_with_a_message() {
     let tables = Tables::make();
-    let output = tables.sql(&["-q", "-c", "SELECT 1 AS a; SELECT nope FROM t; SELECT 2 AS b"]);
+    let output = tables.sql(&[
+        "-q",
+        "-c",
+        "SELECT 1 AS a; SELECT nope FROM t; SELECT 2 AS b",
+    ]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("| a |") && !stdout(&output).contains("| b |"));
     let message = stderr(&output);
-    assert!(message.starts_with("error: ") && message.contains("nope"), "{message}");
+    assert!(
+        message.starts_with("error: ") && message.contains("nope"),
+        "{message}"
+    );
     assert_eq!(message.lines().count(), 1, "{message}");
 
     for (table, code) in [("x=/no/such/table.lance", 1), ("x", 2)] {
@@ -154,14 +195,19 @@ fn files_run_statement_by_statement() {
     assert!(good(&tables.sql(&["-q", "-f", script])).contains("| 12 |"));
     let missing = tables.sql(&["-f", "missing.sql"]);
     assert_eq!(missing.status.code(), Some(1));
-    assert!(stderr(&missing).contains("missing.sql"), "{}", stderr(&missing));
+    assert!(
+        stderr(&missing).contains("missing.sql"),
+        "{}",
+        stderr(&missing)
+    );
 }
 
 #[test]
 fn a_directory_gives_all_its_tables_and_takes_more() {
     let tables = Tables::make();
     let folder = tables.folder.path().to_str().unwrap();
-    let sql = "SHOW TABLES; CREATE VIEW few AS SELECT id FROM t WHERE id < 2; SELECT COUNT(*) FROM few";
+    let sql =
+        "SHOW TABLES; CREATE VIEW few AS SELECT id FROM t WHERE id < 2; SELECT COUNT(*) FROM few";
     let output = tables.run(&["sql", "-q", "--dir", folder, "--format", "csv", "-c", sql]);
     let text = good(&output);
     assert!(text.contains("datafusion,public,t,BASE TABLE"), "{text}");
@@ -173,7 +219,9 @@ fn creates_external_tables_with_options() {
     let tables = Tables::make();
     let create = |name: &str, options: &str| {
         let uri = tables.uri();
-        format!("CREATE EXTERNAL TABLE {name} STORED AS LANCE LOCATION '{uri}' OPTIONS ({options});")
+        format!(
+            "CREATE EXTERNAL TABLE {name} STORED AS LANCE LOCATION '{uri}' OPTIONS ({options});"
+        )
     };
     let sql = format!(
         "{} {} SELECT MAX(_fragid) AS f FROM e",
@@ -202,10 +250,18 @@ fn a_pipe_takes_statements_and_commands() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
     let output = child.wait_with_output().unwrap();
     let text = stdout(&output);
-    assert!(text.contains("| datafusion    | public       | e          | id "), "{text}");
+    assert!(
+        text.contains("| datafusion    | public       | e          | id "),
+        "{text}"
+    );
     assert!(text.ends_with("id,semi\n7,;\nn\n12\n"), "{text}");
     assert!(stderr(&output).contains("nope"), "{}", stderr(&output));
     assert_eq!(output.status.code(), Some(1), "a statement failed");
@@ -215,14 +271,20 @@ fn a_pipe_takes_statements_and_commands() {
 fn a_closed_pipe_ends_quietly() {
     let tables = Tables::make();
     let sql = "SELECT value FROM generate_series(1, 3000000)";
-    let mut child = fragtree(&["sql", "-q", "--format", "csv", "-c", sql], tables.folder.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = fragtree(
+        &["sql", "-q", "--format", "csv", "-c", sql],
+        tables.folder.path(),
+    )
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    assert_eq!(
+        (output.status.code(), stderr(&output).as_str()),
+        (Some(0), "")
+    );
 }
 
 #[test]
@@ -230,39 +292,97 @@ fn the_demo_makes_a_table_that_the_readme_can_query() {
     let scratch = tempfile::tempdir().unwrap();
     let mut demo = fragtree(&["demo", "--fragments", "20"], scratch.path());
     let text = good(&demo.env("TMPDIR", scratch.path()).output().unwrap());
-    assert!(text.contains("one row by address") && text.contains("of 20"), "{text}");
+    assert!(
+        text.contains("one row by address") && text.contains("of 20"),
+        "{text}"
+    );
 
-    let made = std::fs::read_dir(scratch.path()).unwrap().next().unwrap().unwrap().path();
+    let made = std::fs::read_dir(scratch.path())
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
     let readme = include_str!("../README.md");
-    let sql = readme.split("```sql\n").nth(1).unwrap().split("```").next().unwrap();
-    let args = ["sql", "--table", "t=demo.lance", "--system-columns", "_rowaddr,_fragid", "-c", sql];
+    let sql = readme
+        .split("```sql\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let args = [
+        "sql",
+        "--table",
+        "t=demo.lance",
+        "--system-columns",
+        "_rowaddr,_fragid",
+        "-c",
+        sql,
+    ];
     let text = good(&fragtree(&args, &made).output().unwrap());
-    assert!(text.contains("| 199 | Kyoto | 49.75  |") && text.contains("leaves_opened=1"), "{text}");
+    assert!(
+        text.contains("| 199 | Kyoto | 49.75  |") && text.contains("leaves_opened=1"),
+        "{text}"
+    );
 }
 
 #[test]
 fn inspects_both_layouts() {
     let tables = Tables::make();
     let tree = tables.json(&["inspect", &tables.uri(), "--format", "json"]);
-    assert_eq!((&tree["layout"], &tree["version"]), (&json!("tree"), &json!(2)));
-    assert_eq!((&tree["fragments"], &tree["visible_rows"]), (&json!(4), &json!(12)));
+    assert_eq!(
+        (&tree["layout"], &tree["version"]),
+        (&json!("tree"), &json!(2))
+    );
+    assert_eq!(
+        (&tree["fragments"], &tree["visible_rows"]),
+        (&json!(4), &json!(12))
+    );
     let levels = tree["tree"]["levels"].as_array().unwrap();
     let leaves = levels.last().unwrap();
-    assert_eq!((&leaves["kind"], &leaves["fragments"]), (&json!("leaf"), &json!(4)));
+    assert_eq!(
+        (&leaves["kind"], &leaves["fragments"]),
+        (&json!("leaf"), &json!(4))
+    );
 
-    let flat = tables.json(&["inspect", &tables.uri(), "--version", "1", "--format", "json"]);
-    assert_eq!((&flat["layout"], &flat["tree"]), (&json!("flat"), &Value::Null));
+    let flat = tables.json(&[
+        "inspect",
+        &tables.uri(),
+        "--version",
+        "1",
+        "--format",
+        "json",
+    ]);
+    assert_eq!(
+        (&flat["layout"], &flat["tree"]),
+        (&json!("flat"), &Value::Null)
+    );
     let text = good(&tables.run(&["inspect", &tables.uri()]));
-    assert!(text.contains("layout        tree") && text.contains("leaf"), "{text}");
+    assert!(
+        text.contains("layout        tree") && text.contains("leaf"),
+        "{text}"
+    );
 }
 
 #[test]
 fn converts_there_and_back() {
     let tables = Tables::make();
-    let dry = tables.json(&["convert", &tables.uri(), "--to", "flat", "--dry-run", "--format", "json"]);
+    let dry = tables.json(&[
+        "convert",
+        &tables.uri(),
+        "--to",
+        "flat",
+        "--dry-run",
+        "--format",
+        "json",
+    ]);
     assert_eq!(dry["to_version"], Value::Null);
     let back = tables.json(&["convert", &tables.uri(), "--to", "flat", "--format", "json"]);
-    assert_eq!((&back["from_version"], &back["to_version"]), (&json!(2), &json!(3)));
+    assert_eq!(
+        (&back["from_version"], &back["to_version"]),
+        (&json!(2), &json!(3))
+    );
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let rows = runtime.block_on(async {
         let table = Dataset::open(&tables.uri()).await.unwrap();
@@ -270,7 +390,14 @@ fn converts_there_and_back() {
     });
     assert_eq!(rows, 12, "released Lance reads what came back");
 
-    let senseless = tables.run(&["convert", &tables.uri(), "--to", "flat", "--leaf-bytes", "1k"]);
+    let senseless = tables.run(&[
+        "convert",
+        &tables.uri(),
+        "--to",
+        "flat",
+        "--leaf-bytes",
+        "1k",
+    ]);
     assert_eq!(senseless.status.code(), Some(2));
 }
 
@@ -278,10 +405,15 @@ fn converts_there_and_back() {
 fn verify_lists_what_is_wrong() {
     let tables = Tables::make();
     let report = tables.json(&["verify", &tables.uri(), "--format", "json"]);
-    assert_eq!((&report["fragments"], &report["findings"]), (&json!(4), &json!([])));
+    assert_eq!(
+        (&report["fragments"], &report["findings"]),
+        (&json!(4), &json!([]))
+    );
 
     // Half of each leaf is gone.
-    let leaves: Vec<_> = std::fs::read_dir(Path::new(&tables.uri()).join("_bt/leaf")).unwrap().collect();
+    let leaves: Vec<_> = std::fs::read_dir(Path::new(&tables.uri()).join("_bt/leaf"))
+        .unwrap()
+        .collect();
     assert!(!leaves.is_empty());
     for leaf in leaves {
         let path = leaf.unwrap().path();
@@ -290,6 +422,10 @@ fn verify_lists_what_is_wrong() {
     }
     let output = tables.run(&["verify", &tables.uri()]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("object_size"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("object_size"),
+        "{}",
+        stdout(&output)
+    );
     assert_eq!(stderr(&output), "");
 }

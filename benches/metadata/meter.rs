@@ -6,12 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use lance_io::object_store::WrappingObjectStore;
@@ -19,7 +17,7 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
 };
 use parking_lot::Mutex;
 
@@ -145,13 +143,6 @@ impl ObjectStore for Metered {
                 Err(error)
             }
         }
-    }
-
-    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        // What a remote store does: near ranges are one request.
-        const NEAR: u64 = object_store::OBJECT_STORE_COALESCE_DEFAULT;
-        let one = |range| self.get_range(location, range);
-        object_store::coalesce_ranges(ranges, one, NEAR).await
     }
 
     fn delete_stream(

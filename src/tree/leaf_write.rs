@@ -233,6 +233,13 @@ mod tests {
         }
     }
 
+    /// Decoding blocks, and must not on an async thread.
+    async fn decode(bytes: Bytes) -> Result<Leaf> {
+        tokio::task::spawn_blocking(move || Leaf::decode("x", bytes))
+            .await
+            .expect("no panic")
+    }
+
     fn records() -> Vec<pb::DataFragment> {
         let overlay = pb::DataOverlayFile {
             data_file: Some(file("o", None)),
@@ -268,7 +275,7 @@ mod tests {
             builder.push(&record).expect("in order");
         }
         let bytes = builder.encode().await.expect("encodes");
-        let leaf = Leaf::decode("x", bytes).expect("valid");
+        let leaf = decode(bytes).await.expect("valid");
         for (row, expected) in records().into_iter().enumerate() {
             let found = leaf.record(row, Owner::Current).expect("present");
             assert_eq!(found, expected);
@@ -281,14 +288,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_truncation_and_flip_is_an_error_or_the_same_records() {
+    async fn every_truncation_is_an_error() {
         let mut builder = LeafBuilder::new();
         for record in records() {
             builder.push(&record).expect("in order");
         }
         let bytes = builder.encode().await.expect("encodes");
         for end in (0..bytes.len()).step_by(13) {
-            assert!(Leaf::decode("x", bytes.slice(..end)).is_err());
+            assert!(decode(bytes.slice(..end)).await.is_err());
         }
     }
 }

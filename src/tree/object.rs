@@ -8,7 +8,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use lance::Dataset;
@@ -20,6 +19,7 @@ use object_store::ObjectStoreExt;
 use super::leaf::Leaf;
 use super::node::{Node, Root};
 use crate::error::{Error, Result};
+use crate::retry::retrying;
 
 /// The dataset that owns a tree object, and so the files of a record that name no base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -318,9 +318,6 @@ impl ObjectCache {
 /// The default cache size of a snapshot that is given none: 128 MiB.
 pub(crate) const DEFAULT_CACHE_BYTES: u64 = 128 << 20;
 
-/// How often a request that failed for a passing reason is repeated.
-const RETRIES: u32 = 3;
-
 /// Tree objects of one version: the way from a reference to a decoded object.
 #[derive(Debug)]
 pub(crate) struct TreeObjects {
@@ -345,10 +342,6 @@ impl TreeObjects {
         }
     }
 
-    pub(crate) fn dataset(&self) -> &Arc<Dataset> {
-        &self.dataset
-    }
-
     /// Reads a whole object with one request.
     ///
     /// # Errors
@@ -371,22 +364,13 @@ impl TreeObjects {
         let location = Path::parse(&location).map_err(|e| {
             Error::corrupt(label.as_str(), "path_outside_bt", "a path of valid segments", e)
         })?;
-        let mut attempt = 0;
-        loop {
+        let bytes = retrying(|| {
             ReadStats::add(&stats.requests, 1);
-            match self.fetch_once(&store, &location, &label, size).await {
-                Ok(bytes) => {
-                    ReadStats::add(&stats.bytes, bytes.len() as u64);
-                    return Ok(bytes);
-                }
-                Err(Error::Store { object, source }) if attempt < RETRIES && passing(&source) => {
-                    attempt += 1;
-                    tracing::warn!(%object, %source, attempt, "retrying a read");
-                    tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+            self.fetch_once(&store, &location, &label, size)
+        })
+        .await?;
+        ReadStats::add(&stats.bytes, bytes.len() as u64);
+        Ok(bytes)
     }
 
     async fn fetch_once(
@@ -552,14 +536,6 @@ async fn off_thread<T: Send + 'static>(
     tokio::task::spawn_blocking(decode)
         .await
         .map_err(|e| Error::internal(format!("a decoding task ended: {e}")))?
-}
-
-/// Whether a store error may go away by itself.
-fn passing(error: &object_store::Error) -> bool {
-    matches!(
-        error,
-        object_store::Error::Generic { .. } | object_store::Error::JoinError { .. }
-    )
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Lance needs `protoc` to build. Every chore finds one: the `PROTOC` that is set, when it exists, or
 //! the one this crate brings along. So a machine with Rust and a C compiler is enough.
 
-use std::env::{self, consts::EXE_SUFFIX};
+use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,15 @@ fn run(args: &[OsString]) -> io::Result<ExitCode> {
 }
 
 fn bench(args: &[OsString]) -> io::Result<ExitCode> {
-    let bench = ["bench", "--package", "fragtree", "--bench", "metadata", "--profile", "release"];
+    let bench = [
+        "bench",
+        "--package",
+        "fragtree",
+        "--bench",
+        "metadata",
+        "--profile",
+        "release",
+    ];
     status(cargo()?.args(bench).arg("--").args(without_dashes(args)))
 }
 
@@ -73,34 +81,42 @@ fn print_env() -> io::Result<ExitCode> {
 }
 
 fn ci() -> io::Result<ExitCode> {
-    status(Command::new("bash").arg(root().join(".ci/run")).current_dir(root()))
+    let mut script = Command::new("bash");
+    forget_outer_cargo(script.arg(root().join(".ci/run")));
+    status(&mut script)
 }
 
-/// Builds the command line and runs it in the current directory.
-///
-/// An example is built with it because examples, like tests, see the development dependencies. Those
-/// turn on features of shared crates; with the same features here, tests start from what this
-/// compiled, and not from a second Lance.
 fn run_binary(args: &[OsString]) -> io::Result<ExitCode> {
-    let build = ["build", "--package", "fragtree", "--bin", "fragtree", "--example", "statistics"];
-    if !cargo()?.args(build).status()?.success() {
-        return Ok(ExitCode::FAILURE);
-    }
-    // The same profile, so the same folder as this program.
-    let binary = env::current_exe()?.with_file_name(format!("fragtree{EXE_SUFFIX}"));
-    status(Command::new(binary).args(args))
+    let run = ["run", "--package", "fragtree", "--bin", "fragtree", "--"];
+    status(cargo()?.args(run).args(args))
 }
 
 fn cargo() -> io::Result<Command> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.env("PROTOC", protoc()?);
+    forget_outer_cargo(&mut command);
     Ok(command)
+}
+
+/// Takes out what `cargo run` has told this program about its own package. Build scripts that look at
+/// these variables (`ring`'s does) would run again, and everything above them be compiled again, each
+/// time one changes between a chore and cargo used directly.
+fn forget_outer_cargo(command: &mut Command) {
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
 }
 
 /// The compiler of protobuf definitions to build with.
 fn protoc() -> io::Result<PathBuf> {
-    if let Some(set) = env::var_os("PROTOC").map(PathBuf::from).filter(|path| path.is_file()) {
+    if let Some(set) = env::var_os("PROTOC")
+        .map(PathBuf::from)
+        .filter(|path| path.is_file())
+    {
         return Ok(set);
     }
     protoc_bin_vendored::protoc_bin_path().map_err(|e| io::Error::other(e.to_string()))

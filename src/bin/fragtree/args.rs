@@ -68,7 +68,9 @@ impl TargetArgs {
 
     /// Options to open the version with, sharing what `engine` shares.
     pub(crate) fn open_options(&self, engine: &Engine) -> Outcome<OpenOptions> {
-        let options = engine.open_options().with_storage_options(self.storage_options());
+        let options = engine
+            .open_options()
+            .with_storage_options(self.storage_options());
         Ok(options.with_reference(self.reference()?))
     }
 }
@@ -124,7 +126,9 @@ fn split_reference(location: &str) -> (&str, VersionRef) {
 
 fn parse_key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_string(), value.to_string())),
+        Some((key, value)) if !key.trim().is_empty() => {
+            Ok((key.trim().to_string(), value.to_string()))
+        }
         _ => Err(format!("{text:?}: write KEY=VALUE")),
     }
 }
@@ -133,16 +137,24 @@ fn parse_key_value(text: &str) -> Result<(String, String), String> {
 /// 1024.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let shift = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kb" | "kib" => 10,
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
-        _ => return Err(format!("{text:?}: write a number of bytes, or one with KiB, MiB or GiB")),
+        _ => {
+            return Err(format!(
+                "{text:?}: write a number of bytes, or one with KiB, MiB or GiB"
+            ));
+        }
     };
-    let number: u64 = number.parse().map_err(|_| format!("{text:?}: no number of bytes"))?;
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?}: no number of bytes"))?;
     number
         .checked_mul(1 << shift)
         .ok_or_else(|| format!("{text:?}: more than 2^64 bytes"))
@@ -159,7 +171,10 @@ mod tests {
 
     #[test]
     fn splits_versions_tags_and_times() {
-        assert_eq!(reference("/d/t.lance@7"), ("/d/t.lance".into(), VersionRef::version(7)));
+        assert_eq!(
+            reference("/d/t.lance@7"),
+            ("/d/t.lance".into(), VersionRef::version(7))
+        );
         assert_eq!(reference("t@v1.0"), ("t".into(), VersionRef::tag("v1.0")));
         let (uri, at) = reference("s3://b/t.lance@2026-01-31 12:00:00");
         assert_eq!(uri, "s3://b/t.lance");
@@ -168,7 +183,13 @@ mod tests {
 
     #[test]
     fn keeps_an_at_sign_that_starts_no_reference() {
-        for location in ["s3://user@bucket/t.lance", "/data@home/t", "t@", "@7", "plain"] {
+        for location in [
+            "s3://user@bucket/t.lance",
+            "/data@home/t",
+            "t@",
+            "@7",
+            "plain",
+        ] {
             assert_eq!(reference(location), (location.into(), VersionRef::latest()));
         }
     }

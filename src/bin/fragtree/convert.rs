@@ -62,7 +62,12 @@ struct PolicyArgs {
 
 impl PolicyArgs {
     fn is_given(&self) -> bool {
-        let sizes = [self.leaf_bytes, self.node_bytes, self.inline_root_bytes, self.min_fragments];
+        let sizes = [
+            self.leaf_bytes,
+            self.node_bytes,
+            self.inline_root_bytes,
+            self.min_fragments,
+        ];
         sizes.iter().any(Option::is_some)
     }
 }
@@ -74,7 +79,9 @@ pub(crate) async fn run(args: ConvertArgs) -> Outcome {
         branch: args.branch.clone(),
         ..VersionRef::latest()
     };
-    let open = Engine::new().open_options().with_storage_options(args.storage.to_map());
+    let open = Engine::new()
+        .open_options()
+        .with_storage_options(args.storage.to_map());
     let open = open.with_reference(reference);
     let report = convert(&args.uri, options, open).await?;
     match args.format {
@@ -109,11 +116,17 @@ fn options(args: &ConvertArgs) -> Outcome<ConvertOptions> {
 fn text(uri: &str, report: &ConvertReport) -> String {
     let mut facts = Facts::default();
     facts.add("table", uri);
-    facts.add("from", format!("version {}, {}", report.from_version, report.from));
-    facts.add("to", match report.to_version {
-        Some(version) => format!("version {version}, {}", report.to),
-        None => format!("{} (dry run, nothing written)", report.to),
-    });
+    facts.add(
+        "from",
+        format!("version {}, {}", report.from_version, report.from),
+    );
+    facts.add(
+        "to",
+        match report.to_version {
+            Some(version) => format!("version {version}, {}", report.to),
+            None => format!("{} (dry run, nothing written)", report.to),
+        },
+    );
     let fragments = output::counted(report.fragments, "fragment");
     let rows = output::counted(report.visible_rows, "row");
     facts.add("holds", format!("{fragments}, {rows}"));
@@ -126,8 +139,15 @@ fn text(uri: &str, report: &ConvertReport) -> String {
         ),
     );
     if report.to == Layout::Tree.to_string() {
-        let place = if report.root_inline { "in the manifest" } else { "an object" };
-        facts.add("root", format!("{}, {place}", output::bytes(report.root_bytes)));
+        let place = if report.root_inline {
+            "in the manifest"
+        } else {
+            "an object"
+        };
+        facts.add(
+            "root",
+            format!("{}, {place}", output::bytes(report.root_bytes)),
+        );
         facts.add("nodes", sized(report.nodes, report.node_bytes));
         facts.add("leaves", sized(report.leaves, report.leaf_bytes));
         facts.add("height", report.height.to_string());

@@ -79,7 +79,11 @@ fn unwrapped<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) 
 
 fn one_line(error: &(dyn Error + 'static)) -> String {
     let text = error.to_string();
-    let lines: Vec<_> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    let lines: Vec<_> = text
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect();
     lines.join(" ")
 }
 

@@ -52,7 +52,9 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     failure::exit_quietly_when_stdout_closes();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
     let outcome = match runtime {
         Ok(runtime) => runtime.block_on(run(cli.command)),
         Err(e) => Err(e.into()),

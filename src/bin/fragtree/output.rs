@@ -70,7 +70,12 @@ impl Facts {
 
 impl std::fmt::Display for Facts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let width = self.rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        let width = self
+            .rows
+            .iter()
+            .map(|(name, _)| name.chars().count())
+            .max()
+            .unwrap_or(0);
         for (name, value) in &self.rows {
             writeln!(f, "{name:<width$}  {value}")?;
         }
@@ -95,7 +100,10 @@ pub(crate) struct Grid {
 impl Grid {
     pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
         Self {
-            columns: columns.iter().map(|(name, align)| ((*name).to_string(), *align)).collect(),
+            columns: columns
+                .iter()
+                .map(|(name, align)| ((*name).to_string(), *align))
+                .collect(),
             rows: Vec::new(),
         }
     }
@@ -108,7 +116,11 @@ impl Grid {
     fn width(&self, column: usize) -> usize {
         let header = self.columns.get(column).map(|(name, _)| name);
         let cells = self.rows.iter().filter_map(|row| row.get(column));
-        cells.chain(header).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        cells
+            .chain(header)
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -155,6 +167,9 @@ mod tests {
         let mut grid = Grid::new(&[("name", Align::Left), ("n", Align::Right)]);
         grid.row(["a".to_string(), "10".to_string()]);
         grid.row(["long one".to_string()]);
-        assert_eq!(grid.to_string(), "  name       n\n  a         10\n  long one\n");
+        assert_eq!(
+            grid.to_string(),
+            "  name       n\n  a         10\n  long one\n"
+        );
     }
 }

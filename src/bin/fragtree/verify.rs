@@ -34,14 +34,21 @@ pub(crate) async fn run(args: VerifyArgs) -> Outcome {
         data_files: !args.no_data_files,
     };
     let bar = progress_bar();
-    let report = verify(&args.target.uri, options, open, |progress| show(&bar, &progress)).await;
+    let report = verify(&args.target.uri, options, open, |progress| {
+        show(&bar, &progress)
+    })
+    .await;
     bar.finish_and_clear();
     let report = report?;
     match args.format {
         ReportFormat::Json => output::print_json(&report)?,
         ReportFormat::Text => output::print(&text(&report))?,
     }
-    if report.ok() { Ok(()) } else { Err(Failure::Reported) }
+    if report.ok() {
+        Ok(())
+    } else {
+        Err(Failure::Reported)
+    }
 }
 
 /// Drawn on stderr, and only where someone watches.
@@ -67,12 +74,28 @@ fn show(bar: &ProgressBar, progress: &VerifyProgress) {
 fn text(report: &VerifyReport) -> String {
     let mut text = String::new();
     for finding in &report.findings {
-        let Finding { object, rule, expected, found } = finding;
-        let object = if object.is_empty() { "the table" } else { object };
-        text.push_str(&format!("{object}: {rule}: expected {expected}, found {found}\n"));
+        let Finding {
+            object,
+            rule,
+            expected,
+            found,
+        } = finding;
+        let object = if object.is_empty() {
+            "the table"
+        } else {
+            object
+        };
+        text.push_str(&format!(
+            "{object}: {rule}: expected {expected}, found {found}\n"
+        ));
     }
-    let version = report.version.map_or(String::new(), |version| format!("version {version} of "));
-    let layout = report.layout.as_ref().map_or(String::new(), |layout| format!(" ({layout})"));
+    let version = report
+        .version
+        .map_or(String::new(), |version| format!("version {version} of "));
+    let layout = report
+        .layout
+        .as_ref()
+        .map_or(String::new(), |layout| format!(" ({layout})"));
     let checked = [
         output::counted(report.objects, "object"),
         output::counted(report.fragments, "fragment"),
@@ -84,6 +107,9 @@ fn text(report: &VerifyReport) -> String {
         n => output::counted(n as u64, "finding"),
     };
     let checked = checked.join(", ");
-    text.push_str(&format!("{verdict}: {version}{}{layout}, {checked}\n", report.uri));
+    text.push_str(&format!(
+        "{verdict}: {version}{}{layout}, {checked}\n",
+        report.uri
+    ));
     text
 }

@@ -51,7 +51,11 @@ pub(crate) async fn run(uri: &str, reference: VersionRef, query: &Query) -> Outc
     let plan = ctx.sql(&query.sql).await?.create_physical_plan().await?;
     let batches = collect(Arc::clone(&plan), ctx.task_ctx()).await?;
     let seconds = start.elapsed().as_secs_f64();
-    let io = snapshot.shell().object_store(None).await?.io_stats_snapshot();
+    let io = snapshot
+        .shell()
+        .object_store(None)
+        .await?
+        .io_stats_snapshot();
     let sum = |name| sum_metric(&plan, name);
     Ok(Cost {
         answer: answer(&batches)?,
@@ -68,7 +72,11 @@ pub(crate) async fn run(uri: &str, reference: VersionRef, query: &Query) -> Outc
 fn sum_metric(plan: &Arc<dyn ExecutionPlan>, name: &str) -> u64 {
     let own = plan.metrics().and_then(|metrics| metrics.sum_by_name(name));
     let own = own.map_or(0, |value| value.as_usize() as u64);
-    own + plan.children().into_iter().map(|child| sum_metric(child, name)).sum::<u64>()
+    own + plan
+        .children()
+        .into_iter()
+        .map(|child| sum_metric(child, name))
+        .sum::<u64>()
 }
 
 fn answer(batches: &[RecordBatch]) -> Outcome<String> {

@@ -34,7 +34,10 @@ pub(crate) async fn run(args: DemoArgs) -> Outcome {
     let folder = std::env::temp_dir().join(format!("fragtree-demo-{}", &id[..8]));
     let uri = folder.join("demo.lance");
     let uri = uri.to_str().ok_or_else(|| {
-        Failure::Usage(format!("the folder for scratch files is not UTF-8: {}", uri.display()))
+        Failure::Usage(format!(
+            "the folder for scratch files is not UTF-8: {}",
+            uri.display()
+        ))
     })?;
 
     let start = Instant::now();
@@ -43,7 +46,10 @@ pub(crate) async fn run(args: DemoArgs) -> Outcome {
     output::print(&format!("Writing {shown} fragments with Lance: {uri}"))?;
     let flat = table::write(uri, args.fragments).await?;
     let seconds = start.elapsed().as_secs_f64();
-    output::print(&format!("  {} rows in {seconds:.1} s\n\n", output::grouped(rows)))?;
+    output::print(&format!(
+        "  {} rows in {seconds:.1} s\n\n",
+        output::grouped(rows)
+    ))?;
 
     let start = Instant::now();
     let report = to_tree(uri).await?;
@@ -57,7 +63,11 @@ pub(crate) async fn run(args: DemoArgs) -> Outcome {
         let on_tree = measure::run(uri, VersionRef::version(tree), query).await?;
         if on_flat.answer != on_tree.answer {
             return Err(Failure::Error(
-                format!("{}: the layouts disagree: {on_flat:?}, {on_tree:?}", query.sql).into(),
+                format!(
+                    "{}: the layouts disagree: {on_flat:?}, {on_tree:?}",
+                    query.sql
+                )
+                .into(),
             ));
         }
         output::print(&format!("{}\n  {}\n\n", query.sql, on_tree.answer))?;
@@ -77,7 +87,11 @@ async fn to_tree(uri: &str) -> Outcome<ConvertReport> {
 }
 
 fn converted(report: &ConvertReport, seconds: f64) -> String {
-    let root = if report.root_inline { "in the manifest" } else { "an object of its own" };
+    let root = if report.root_inline {
+        "in the manifest"
+    } else {
+        "an object of its own"
+    };
     format!(
         "Converting it to a tree, with leaves of {} to have something to skip\n  \
          {}, {}, root {root}; manifest {} -> {}; {seconds:.1} s\n\n",
@@ -90,7 +104,11 @@ fn converted(report: &ConvertReport, seconds: f64) -> String {
 }
 
 fn plural(number: u64, one: &str, more: &str) -> String {
-    format!("{} {}", output::grouped(number), if number == 1 { one } else { more })
+    format!(
+        "{} {}",
+        output::grouped(number),
+        if number == 1 { one } else { more }
+    )
 }
 
 fn queries(fragments: u32) -> [Query; 3] {
@@ -132,7 +150,13 @@ fn grid() -> Grid {
 
 fn row(grid: &mut Grid, name: &str, layout: &str, cost: &Cost, fragments: u64) {
     // The list of a flat version is read whole and opens no tree objects.
-    let tree = |number: u64| if layout == "tree" { output::grouped(number) } else { "-".to_string() };
+    let tree = |number: u64| {
+        if layout == "tree" {
+            output::grouped(number)
+        } else {
+            "-".to_string()
+        }
+    };
     grid.row([
         name.to_string(),
         layout.to_string(),
@@ -141,7 +165,11 @@ fn row(grid: &mut Grid, name: &str, layout: &str, cost: &Cost, fragments: u64) {
         output::bytes(cost.bytes),
         tree(cost.opened),
         tree(cost.skipped),
-        format!("{} of {}", output::grouped(cost.fragments), output::grouped(fragments)),
+        format!(
+            "{} of {}",
+            output::grouped(cost.fragments),
+            output::grouped(fragments)
+        ),
     ]);
 }
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, RecordBatchIterator, StringArray};
+use arrow::array::{
+    ArrayRef, Float64Array, Int64Array, RecordBatch, RecordBatchIterator, StringArray,
+};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use lance::Dataset;
@@ -44,7 +46,10 @@ fn schema() -> SchemaRef {
 fn batch(schema: &SchemaRef, fragment: i64) -> Result<RecordBatch, ArrowError> {
     let rows = i64::try_from(ROWS_PER_FRAGMENT).unwrap_or(i64::MAX);
     let ids = fragment * rows..(fragment + 1) * rows;
-    let cities = ids.clone().zip(CITIES.iter().cycle()).map(|(_, city)| Some(*city));
+    let cities = ids
+        .clone()
+        .zip(CITIES.iter().cycle())
+        .map(|(_, city)| Some(*city));
     // Quarters add up exactly, in whatever order they are read.
     let amounts = ids.clone().map(|id| (id % 400) as f64 / 4.0);
     let columns: Vec<ArrayRef> = vec![

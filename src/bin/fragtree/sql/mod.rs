@@ -43,7 +43,12 @@ pub(crate) struct SqlArgs {
     #[command(flatten)]
     storage: StorageArgs,
     /// Run this SQL and exit; repeatable.
-    #[arg(short = 'c', long = "command", value_name = "SQL")]
+    #[arg(
+        short = 'c',
+        long = "command",
+        value_name = "SQL",
+        allow_hyphen_values = true
+    )]
     commands: Vec<String>,
     /// Run the SQL in this file and exit; repeatable. Files run before commands.
     #[arg(short = 'f', long = "file", value_name = "FILE")]

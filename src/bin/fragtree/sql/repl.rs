@@ -96,7 +96,8 @@ pub(crate) async fn piped(shell: &mut Shell) -> Outcome {
         let command = pending.trim().is_empty() && line.starts_with('\\');
         pending.push_str(&line);
         pending.push('\n');
-        let ends = || -> Outcome<bool> { Ok(script::is_complete(&pending, shell.dialect()?.as_ref())) };
+        let ends =
+            || -> Outcome<bool> { Ok(script::is_complete(&pending, shell.dialect()?.as_ref())) };
         if !command && !(line.contains(';') && ends()?) {
             continue;
         }
@@ -122,7 +123,11 @@ fn survives(failure: Failure) -> Outcome<bool> {
 }
 
 fn finish(failed: bool) -> Outcome {
-    if failed { Err(Failure::Reported) } else { Ok(()) }
+    if failed {
+        Err(Failure::Reported)
+    } else {
+        Ok(())
+    }
 }
 
 fn show(failure: &Failure) {

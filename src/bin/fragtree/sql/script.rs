@@ -77,9 +77,16 @@ impl<'a> Offsets<'a> {
 
     fn of(&self, location: Location) -> usize {
         let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX).saturating_sub(1);
-        let start = self.lines.get(index(location.line)).copied().unwrap_or(self.text.len());
+        let start = self
+            .lines
+            .get(index(location.line))
+            .copied()
+            .unwrap_or(self.text.len());
         let line = self.text.get(start..).unwrap_or_default();
-        let within = line.char_indices().nth(index(location.column)).map_or(line.len(), |(i, _)| i);
+        let within = line
+            .char_indices()
+            .nth(index(location.column))
+            .map_or(line.len(), |(i, _)| i);
         start + within
     }
 }
@@ -91,26 +98,31 @@ mod tests {
     use super::*;
 
     fn pieces(text: &str) -> Vec<&str> {
-        split(text, &GenericDialect {}).into_iter().map(str::trim).collect()
+        split(text, &GenericDialect {})
+            .into_iter()
+            .map(str::trim)
+            .collect()
     }
 
     #[test]
     fn cuts_only_at_the_end_of_statements() {
         assert_eq!(pieces("SELECT 1; SELECT 2"), ["SELECT 1", "SELECT 2"]);
-        assert_eq!(pieces("SELECT ';' AS \"a;b\" -- no; end\n;SELECT 2;"), [
-            "SELECT ';' AS \"a;b\" -- no; end",
-            "SELECT 2"
-        ]);
-        assert_eq!(pieces("/* a; b */ SELECT 'it''s;'\n;"), ["/* a; b */ SELECT 'it''s;'"]);
+        assert_eq!(
+            pieces("SELECT ';' AS \"a;b\" -- no; end\n;SELECT 2;"),
+            ["SELECT ';' AS \"a;b\" -- no; end", "SELECT 2"]
+        );
+        assert_eq!(
+            pieces("/* a; b */ SELECT 'it''s;'\n;"),
+            ["/* a; b */ SELECT 'it''s;'"]
+        );
     }
 
     #[test]
     fn counts_characters_and_not_bytes() {
-        assert_eq!(pieces("SELECT '表é';\nSELECT '😀' AS x;SELECT 3"), [
-            "SELECT '表é'",
-            "SELECT '😀' AS x",
-            "SELECT 3"
-        ]);
+        assert_eq!(
+            pieces("SELECT '表é';\nSELECT '😀' AS x;SELECT 3"),
+            ["SELECT '表é'", "SELECT '😀' AS x", "SELECT 3"]
+        );
     }
 
     #[test]

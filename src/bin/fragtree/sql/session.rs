@@ -86,7 +86,9 @@ async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContex
         return Ok(());
     };
     let columns = args.system_columns.unwrap_or_default();
-    let tables = engine.directory_schema(directory, columns, args.storage.to_map()).await?;
+    let tables = engine
+        .directory_schema(directory, columns, args.storage.to_map())
+        .await?;
     let state = ctx.state();
     let names = &state.config_options().catalog;
     let catalog = ctx.catalog(&names.default_catalog).ok_or_else(|| {
@@ -103,7 +105,9 @@ async fn register_tables(args: &SqlArgs, engine: &Engine, ctx: &SessionContext) 
             system_columns: args.system_columns.unwrap_or_default(),
             storage_options: args.storage.to_map(),
         };
-        engine.register_table(ctx, &table.name, &table.uri, options).await?;
+        engine
+            .register_table(ctx, &table.name, &table.uri, options)
+            .await?;
     }
     Ok(())
 }

@@ -67,7 +67,9 @@ async fn create_table(shell: &Shell, statement: Statement) -> DFResult<()> {
     if is_table(shell.print.format) {
         let state = shell.ctx.state();
         let format = &state.config_options().format;
-        shell.print.print_batches(Arc::new(Schema::empty()), &[], now, 0, format)?;
+        shell
+            .print
+            .print_batches(Arc::new(Schema::empty()), &[], now, 0, format)?;
     }
     Ok(())
 }
@@ -91,7 +93,9 @@ async fn print_rows(shell: &Shell, statement: Statement) -> DFResult<()> {
                 ..shell.print.clone()
             };
             let state = shell.ctx.state();
-            quiet.print_stream(stream, now, &state.config_options().format).await?;
+            quiet
+                .print_stream(stream, now, &state.config_options().format)
+                .await?;
         }
     }
     if !shell.print.quiet {
@@ -117,13 +121,11 @@ fn without_empty_batches(
 
 /// One document for the whole result: an array, `[]` when there are no rows, or an object a line.
 /// NULLs are written, so that every object has every column.
-async fn write_json<F: JsonFormat>(
-    mut rows: SendableRecordBatchStream,
-    end: &str,
-) -> DFResult<()> {
+async fn write_json<F: JsonFormat>(mut rows: SendableRecordBatchStream, end: &str) -> DFResult<()> {
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut writer: Writer<_, F> =
-        WriterBuilder::new().with_explicit_nulls(true).build(&mut out);
+    let mut writer: Writer<_, F> = WriterBuilder::new()
+        .with_explicit_nulls(true)
+        .build(&mut out);
     while let Some(batch) = rows.next().await {
         let batch: RecordBatch = batch?;
         writer.write(&batch)?;

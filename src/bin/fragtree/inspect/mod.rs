@@ -1,7 +1,10 @@
 //! `fragtree inspect`: what a version is made of, from its manifest, its root and its interior nodes.
 //! No leaf and no data file is opened.
 
+mod text;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use clap::Args;
 use fragtree::{Counts, Engine, FragmentRanges, Layout, OpenCost, Snapshot, TreeObject, WalkState};
@@ -11,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::{ReportFormat, TargetArgs};
 use crate::failure::Outcome;
-use crate::output::{self, Align, Facts, Grid};
+use crate::output;
 
 /// Arguments of `fragtree inspect`.
 #[derive(Debug, Args)]
@@ -107,14 +110,19 @@ struct Base {
 }
 
 impl Report {
-    async fn of(snapshot: &std::sync::Arc<Snapshot>) -> Outcome<Self> {
+    async fn of(snapshot: &Arc<Snapshot>) -> Outcome<Self> {
         let walk = WalkState::default();
         let objects = snapshot.tree_objects(&FragmentRanges::all(), &walk).await?;
         let walked = walk.stats().snapshot();
         let shell = snapshot.shell();
         let manifest = shell.manifest();
         let counts: Option<Counts> = snapshot.counts()?;
-        let OpenCost { requests, bytes, manifest_bytes, .. } = snapshot.open_cost();
+        let OpenCost {
+            requests,
+            bytes,
+            manifest_bytes,
+            ..
+        } = snapshot.open_cost();
         Ok(Self {
             uri: snapshot.uri().to_string(),
             version: snapshot.version(),
@@ -141,75 +149,23 @@ impl Report {
             },
         })
     }
-
-    fn text(&self) -> String {
-        let mut facts = Facts::default();
-        facts.add("table", self.uri.as_str());
-        facts.add("version", format!("{} of {}", self.version, self.timestamp));
-        if let Some(branch) = &self.branch {
-            facts.add("branch", branch.as_str());
-        }
-        facts.add("layout", self.layout.as_str());
-        let greatest = self.max_fragment_id.map_or("none".to_string(), |id| id.to_string());
-        let fragments = output::grouped(self.fragments);
-        facts.add("fragments", format!("{fragments} (greatest id {greatest})"));
-        facts.add("rows", self.rows());
-        facts.add("columns", self.columns.to_string());
-        facts.add("data files", format!("version {}", self.data_file_version));
-        facts.add("row ids", if self.stable_row_ids { "stable" } else { "addresses" });
-        let opened = &self.opened;
-        facts.add("manifest", output::bytes(opened.manifest_bytes));
-        facts.add("opening read", cost(opened.requests, opened.bytes));
-        if let Some(tree) = &self.tree {
-            facts.add("walking read", cost(opened.walk_requests, opened.walk_bytes));
-            facts.add("root", tree.root.as_str());
-        }
-        let mut text = facts.to_string();
-        if let Some(tree) = &self.tree {
-            text.push_str(&format!("\ntree of height {}\n{}", tree.height, tree.grid()));
-        }
-        text.push_str(&self.lists());
-        text
-    }
-
-    fn rows(&self) -> String {
-        match (self.total_rows, self.visible_rows) {
-            (Some(total), Some(visible)) if total == visible => output::grouped(total),
-            (Some(total), Some(visible)) => format!(
-                "{} ({} deleted)",
-                output::grouped(visible),
-                output::grouped(total.saturating_sub(visible))
-            ),
-            _ => "unknown: the manifest leaves out row counts".to_string(),
-        }
-    }
-
-    fn lists(&self) -> String {
-        let mut text = String::new();
-        let mut list = |title: &str, lines: Vec<String>| {
-            if !lines.is_empty() {
-                text.push_str(&format!("\n{title}\n"));
-                lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
-            }
-        };
-        list("indexes", self.indexes.iter().map(Index::line).collect());
-        list("config", self.config.iter().map(|(k, v)| format!("{k} = {v}")).collect());
-        list("base paths", self.base_paths.iter().map(Base::line).collect());
-        text
-    }
-}
-
-fn cost(requests: u64, bytes: u64) -> String {
-    format!("{} in {}", output::bytes(bytes), output::counted(requests, "request"))
 }
 
 impl Tree {
     fn of(objects: &[TreeObject]) -> Self {
-        let (root, below) = objects.split_first().map_or((None, objects), |(r, b)| (Some(r), b));
-        let mut levels: Vec<Level> = root.map(|root| Level::new(root, "root")).into_iter().collect();
+        let (root, below) = objects
+            .split_first()
+            .map_or((None, objects), |(r, b)| (Some(r), b));
+        let mut levels: Vec<Level> = root
+            .map(|root| Level::new(root, "root"))
+            .into_iter()
+            .collect();
         for object in below {
             let kind = if object.height == 0 { "leaf" } else { "node" };
-            match levels.last_mut().filter(|l| l.kind == kind && l.height == object.height) {
+            match levels
+                .last_mut()
+                .filter(|l| l.kind == kind && l.height == object.height)
+            {
                 Some(level) => level.add(object),
                 None => levels.push(Level::new(object, kind)),
             }
@@ -219,33 +175,6 @@ impl Tree {
             height: root.map_or(0, |root| root.height),
             levels,
         }
-    }
-
-    fn grid(&self) -> Grid {
-        let right = |name| (name, Align::Right);
-        let mut grid = Grid::new(&[
-            ("level", Align::Left),
-            right("height"),
-            right("objects"),
-            right("bytes"),
-            right("children"),
-            right("fragments"),
-            right("rows"),
-            right("buffered"),
-        ]);
-        for level in &self.levels {
-            grid.row([
-                level.kind.to_string(),
-                level.height.to_string(),
-                output::grouped(level.objects),
-                level.bytes.map_or("-".to_string(), output::bytes),
-                output::grouped(level.children),
-                output::grouped(level.fragments),
-                output::grouped(level.visible_rows),
-                output::grouped(level.buffered),
-            ]);
-        }
-        grid
     }
 }
 
@@ -267,29 +196,14 @@ impl Level {
 
     fn add(&mut self, object: &TreeObject) {
         self.objects += 1;
-        self.bytes = self.bytes.zip(object.object_size).map(|(a, b)| a.saturating_add(b));
+        self.bytes = self
+            .bytes
+            .zip(object.object_size)
+            .map(|(a, b)| a.saturating_add(b));
         self.children += u64::from(object.num_children);
         self.fragments = self.fragments.saturating_add(object.counts.fragments);
         self.visible_rows = self.visible_rows.saturating_add(object.counts.visible_rows);
         self.buffered += object.buffered.unwrap_or(0);
-    }
-}
-
-impl Index {
-    fn line(&self) -> String {
-        let covers = self.fragments.map_or(String::new(), |n| {
-            format!(", covers {}", output::counted(n, "fragment"))
-        });
-        let columns = self.columns.join(", ");
-        format!("{} on ({columns}): {}, of version {}{covers}", self.name, self.kind, self.version)
-    }
-}
-
-impl Base {
-    fn line(&self) -> String {
-        let kind = if self.is_dataset_root { "dataset" } else { "data" };
-        let name = self.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
-        format!("{}: {}{name}, {kind}", self.id, self.path)
     }
 }
 
@@ -304,12 +218,24 @@ async fn indexes(shell: &Dataset) -> Outcome<Vec<Index>> {
         .map(|index| Index {
             name: index.name.clone(),
             columns: index.fields.iter().map(name_of).collect(),
-            kind: index.index_details.as_ref().map_or("unknown".to_string(), |details| {
-                let name = details.type_url.rsplit(['.', '/']).next().unwrap_or_default();
-                name.strip_suffix("IndexDetails").unwrap_or(name).to_string()
-            }),
+            kind: index
+                .index_details
+                .as_ref()
+                .map_or("unknown".to_string(), |details| {
+                    let name = details
+                        .type_url
+                        .rsplit(['.', '/'])
+                        .next()
+                        .unwrap_or_default();
+                    name.strip_suffix("IndexDetails")
+                        .unwrap_or(name)
+                        .to_string()
+                }),
             version: index.dataset_version,
-            fragments: index.fragment_bitmap.as_ref().map(roaring::RoaringBitmap::len),
+            fragments: index
+                .fragment_bitmap
+                .as_ref()
+                .map(roaring::RoaringBitmap::len),
         })
         .collect())
 }

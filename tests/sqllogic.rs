@@ -1,0 +1,648 @@
+//! SQL in, rows out: every file in `tests/sqllogic/` on both layouts, and every query of
+//! `differential.sql` against Lance's own provider and against the same rows in memory.
+//!
+//! ```text
+//!  flat/  tree/       the tables of tests/common, in two layouts
+//!    └──┬──┘
+//!  each .slt file  x  layout  x  1 or 4 partitions  x  counts folded by the planner or not
+//! ```
+//!
+//! In a file `t1` is `t1.lance` of the layout in turn, `sys.t1` the same with all system columns.
+//! `${DIR}` and other variables are those of [`common::Tables::variables`]; `onlyif` and `skipif`
+//! know the labels `flat`, `tree`, `p1`, `p4` and `unfolded`. `SLT=limits,nulls` runs those files
+//! only.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema};
+use arrow::util::display::{ArrayFormatter, FormatOptions};
+use async_trait::async_trait;
+use datafusion::catalog::{MemorySchemaProvider, SchemaProvider, TableProvider};
+use datafusion::datasource::MemTable;
+use datafusion::error::DataFusionError;
+use datafusion::execution::SessionStateBuilder;
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
+use datafusion::prelude::{SessionConfig, SessionContext, col, lit};
+use fragtree::{Engine, Layout, SystemColumns, TableOptions};
+use futures::TryStreamExt;
+use lance::Dataset;
+use lance::datafusion::LanceTableProvider;
+use sqllogictest::{AsyncDB, ColumnType, DBOutput, Record, Runner};
+use tokio::task::JoinSet;
+
+use common::{Tables, name_of};
+
+/// How one run of all files is set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Setting {
+    layout: Layout,
+    partitions: usize,
+    /// Whether the planner may answer counts from statistics, and count a non-null column as rows.
+    folded: bool,
+}
+
+impl Setting {
+    fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for layout in [Layout::Flat, Layout::Tree] {
+            for (partitions, folded) in [(1, true), (4, true), (4, false)] {
+                all.push(Self {
+                    layout,
+                    partitions,
+                    folded,
+                });
+            }
+        }
+        all
+    }
+
+    fn labels(self) -> Vec<String> {
+        let mut labels = vec![self.layout.to_string(), format!("p{}", self.partitions)];
+        if !self.folded {
+            labels.push("unfolded".into());
+        }
+        labels
+    }
+
+    fn name(self) -> String {
+        self.labels().join("-")
+    }
+
+    /// Files without `skipif unfolded` are about rows: they run unfolded as well, but those about
+    /// plans do not.
+    fn runs(self, file: &str) -> bool {
+        self.folded || !["explain", "catalog", "paths", "metadata_functions"].contains(&file)
+    }
+
+    fn context(self) -> SessionContext {
+        let config = SessionConfig::new()
+            .with_target_partitions(self.partitions)
+            .with_information_schema(true);
+        if self.folded {
+            return SessionContext::new_with_config(config);
+        }
+        let mut rules = PhysicalOptimizer::new().rules;
+        rules.retain(|rule| rule.name() != "aggregate_statistics");
+        let state = SessionStateBuilder::new()
+            .with_config(config)
+            .with_default_features()
+            .with_physical_optimizer_rules(rules)
+            .build();
+        SessionContext::new_with_state(state)
+    }
+
+    /// A session with the tables of a folder as `public`, and with system columns as `sys`.
+    async fn session(self, folder: &Path, catalogue: bool) -> SessionContext {
+        let ctx = self.context();
+        let engine = Engine::new();
+        engine.register(&ctx);
+        if !self.folded {
+            assert!(ctx.remove_optimizer_rule("fragtree_count_non_null"));
+        }
+        if catalogue {
+            let uri = common::text(folder);
+            for (schema, columns) in [
+                ("public", SystemColumns::default()),
+                ("sys", SystemColumns::ALL),
+            ] {
+                let tables = engine.directory_schema(&uri, columns, Default::default()).await;
+                register_schema(&ctx, schema, tables.expect("a folder"));
+            }
+        }
+        ctx
+    }
+}
+
+fn register_schema(ctx: &SessionContext, name: &str, schema: Arc<dyn SchemaProvider>) {
+    ctx.catalog("datafusion")
+        .expect("the default catalog")
+        .register_schema(name, schema)
+        .expect("registers");
+}
+
+/// A session that sqllogictest talks to.
+struct Database {
+    ctx: SessionContext,
+}
+
+#[async_trait]
+impl AsyncDB for Database {
+    type Error = DataFusionError;
+    type ColumnType = Kind;
+
+    async fn run(&mut self, sql: &str) -> Result<DBOutput<Kind>, DataFusionError> {
+        let query = self.ctx.sql(sql).await?;
+        let schema = query.schema().as_arrow().clone();
+        let batches = query.collect().await?;
+        for batch in &batches {
+            check_announced(&schema, &batch.schema())?;
+        }
+        let types: Vec<_> = schema.fields().iter().map(|f| Kind::of(f.data_type())).collect();
+        let mut rows = Vec::new();
+        for batch in &batches {
+            rows.extend(cells(batch)?);
+        }
+        if types.is_empty() && rows.is_empty() {
+            return Ok(DBOutput::StatementComplete(0));
+        }
+        let is_plan = schema.fields().first().is_some_and(|f| f.name() == "plan_type");
+        if is_plan {
+            rows = rows.iter().flat_map(|row| plan_lines(row)).collect();
+        }
+        for cell in rows.iter_mut().flatten() {
+            *cell = cell.replace('\n', "\\n");
+        }
+        Ok(DBOutput::Rows { types, rows })
+    }
+
+    async fn shutdown(&mut self) {}
+
+    fn engine_name(&self) -> &str {
+        "fragtree"
+    }
+}
+
+/// What comes out is what the plan said would.
+fn check_announced(announced: &Schema, found: &Schema) -> Result<(), DataFusionError> {
+    let types = |schema: &Schema| -> Vec<(String, DataType)> {
+        let fields = schema.fields().iter();
+        fields.map(|f| (f.name().clone(), f.data_type().clone())).collect()
+    };
+    if types(announced) == types(found) {
+        return Ok(());
+    }
+    Err(DataFusionError::Internal(format!(
+        "announced {announced:?}, found {found:?}"
+    )))
+}
+
+/// A plan has a line for each node, numbered as in DataFusion's own files: what leads a line would
+/// be lost otherwise.
+fn plan_lines(row: &[String]) -> Vec<Vec<String>> {
+    let [kind, plan] = row else {
+        return vec![row.to_vec()];
+    };
+    let mut lines = vec![vec![kind.clone()]];
+    for (index, line) in plan.trim_end().lines().enumerate() {
+        let text = line.trim_start();
+        let indent = "-".repeat(line.len() - text.len());
+        lines.push(vec![format!("{:02}){indent}{text}", index + 1)]);
+    }
+    lines
+}
+
+/// The rows of a batch as text.
+fn cells(batch: &RecordBatch) -> Result<Vec<Vec<String>>, DataFusionError> {
+    let options = FormatOptions::new().with_null("NULL");
+    let columns = batch
+        .columns()
+        .iter()
+        .map(|column| ArrayFormatter::try_new(column.as_ref(), &options))
+        .collect::<Result<Vec<_>, _>>()?;
+    let cell = |column: usize, row: usize| -> Result<String, DataFusionError> {
+        let value = columns[column].value(row).try_to_string()?;
+        let empty = value.is_empty() && !batch.column(column).is_null(row);
+        Ok(if empty { "(empty)".into() } else { value })
+    };
+    (0..batch.num_rows())
+        .map(|row| (0..batch.num_columns()).map(|column| cell(column, row)).collect())
+        .collect()
+}
+
+/// The kinds of columns a test file tells apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Boolean,
+    Date,
+    Integer,
+    Timestamp,
+    Real,
+    Text,
+    Other,
+}
+
+impl Kind {
+    fn of(data_type: &DataType) -> Self {
+        match data_type {
+            DataType::Boolean => Self::Boolean,
+            DataType::Date32 | DataType::Date64 | DataType::Time32(_) | DataType::Time64(_) => {
+                Self::Date
+            }
+            DataType::Timestamp(..) => Self::Timestamp,
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Self::Text,
+            t if t.is_integer() => Self::Integer,
+            t if t.is_numeric() => Self::Real,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl ColumnType for Kind {
+    fn from_char(value: char) -> Option<Self> {
+        Some(match value {
+            'B' => Self::Boolean,
+            'D' => Self::Date,
+            'I' => Self::Integer,
+            'P' => Self::Timestamp,
+            'R' => Self::Real,
+            'T' => Self::Text,
+            '?' => Self::Other,
+            _ => return None,
+        })
+    }
+
+    fn to_char(&self) -> char {
+        match self {
+            Self::Boolean => 'B',
+            Self::Date => 'D',
+            Self::Integer => 'I',
+            Self::Timestamp => 'P',
+            Self::Real => 'R',
+            Self::Text => 'T',
+            Self::Other => '?',
+        }
+    }
+}
+
+/// The test files, by name.
+fn files() -> Vec<PathBuf> {
+    let wanted = std::env::var("SLT").ok();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sqllogic");
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "slt"))
+        .filter(|path| match &wanted {
+            Some(wanted) => wanted.split(',').any(|w| w == stem(path)),
+            None => true,
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().expect("a name").to_string_lossy().into_owned()
+}
+
+/// Runs one file to its end. Gives what went wrong, record by record.
+async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<String> {
+    let name = stem(&file);
+    let scratch = tables.scratch().join(format!("runs/{name}-{}", setting.name()));
+    std::fs::create_dir_all(&scratch).expect("a folder");
+    let mut script = std::fs::read_to_string(&file).expect("readable");
+    let mut variables = tables.variables(setting.layout).clone();
+    variables.insert("SCRATCH".into(), common::text(&scratch));
+    for (key, value) in &variables {
+        script = script.replace(&format!("${{{key}}}"), value);
+    }
+
+    let folder = tables.folder(setting.layout);
+    let ctx = setting.session(&folder, name != "catalog").await;
+    if name == "catalog" {
+        // A folder of three tables, of which more may be made.
+        let three = scratch.join("folder");
+        for table in ["t13", "t6", "d"] {
+            let table = format!("{table}.lance");
+            common::copy_folder(&folder.join(&table), &three.join(&table));
+        }
+        let engine = Engine::new();
+        let tables = engine
+            .directory_schema(&common::text(&three), SystemColumns::default(), Default::default())
+            .await;
+        register_schema(&ctx, "folder", tables.expect("a folder"));
+    }
+
+    let shown = format!("tests/sqllogic/{name}.slt");
+    let records = match sqllogictest::parse_with_name::<Kind>(&script, shown.as_str()) {
+        Ok(records) => records,
+        Err(e) => return vec![e.to_string()],
+    };
+    let mut runner = Runner::new(move || {
+        let ctx = ctx.clone();
+        async move { Ok(Database { ctx }) }
+    });
+    runner.with_column_validator(sqllogictest::strict_column_validator);
+    for label in setting.labels() {
+        runner.add_label(&label);
+    }
+    let mut wrong = Vec::new();
+    for record in records {
+        if matches!(record, Record::Halt { .. }) {
+            break;
+        }
+        if let Err(e) = runner.run_async(record).await {
+            wrong.push(e.to_string());
+        }
+    }
+    wrong
+}
+
+async fn run_files(tables: &Arc<Tables>) -> BTreeMap<String, Vec<String>> {
+    let mut runs = JoinSet::new();
+    let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for setting in Setting::all() {
+        for file in files() {
+            if !setting.runs(&stem(&file)) {
+                continue;
+            }
+            let tables = Arc::clone(tables);
+            runs.spawn(async move { (setting, run_file(tables, setting, file).await) });
+        }
+    }
+    while let Some(run) = runs.join_next().await {
+        let (setting, failures) = run.expect("runs");
+        for failure in failures {
+            // Where the scratch folder is says nothing.
+            let failure = failure.replace(&common::text(tables.scratch()), "…");
+            wrong.entry(failure).or_default().push(setting.name());
+        }
+    }
+    wrong
+}
+
+/// One query of `differential.sql`.
+struct Query {
+    line: usize,
+    sql: String,
+    /// Why Lance's own provider is not asked.
+    not_lance: Option<String>,
+}
+
+/// Queries end with a semicolon at the end of a line. A comment `-- not lance: reason` before one
+/// leaves Lance's provider out of its comparison.
+fn queries() -> Vec<Query> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sqllogic/differential.sql");
+    let text = std::fs::read_to_string(path).expect("readable");
+    let mut queries = Vec::new();
+    let (mut sql, mut not_lance) = (String::new(), None);
+    for (index, line) in text.lines().enumerate() {
+        if let Some(comment) = line.strip_prefix("--") {
+            let reason = comment.trim().strip_prefix("not lance: ");
+            not_lance = reason.map(str::to_string).or(not_lance);
+            continue;
+        }
+        sql.push_str(line);
+        sql.push('\n');
+        if let Some(query) = sql.trim().strip_suffix(';') {
+            queries.push(Query {
+                line: index + 1,
+                sql: query.to_string(),
+                not_lance: not_lance.take(),
+            });
+            sql.clear();
+        }
+    }
+    queries
+}
+
+/// The same tables under each of four providers.
+struct Providers {
+    memory: SessionContext,
+    lance: SessionContext,
+    flat: SessionContext,
+    tree: SessionContext,
+}
+
+const SYSTEM: [&str; 3] = ["_rowid", "_rowaddr", "_fragid"];
+
+/// Tables that cannot be shown with system columns, or whose rows Lance's scan gives in another form
+/// than it announces.
+const NOT_COMPARED: [&str; 4] = ["own_fragid", "t1_gone", "t37_blob", "t37_blob2"];
+
+impl Providers {
+    async fn open(tables: &Tables) -> Self {
+        let settings = |layout| Setting {
+            layout,
+            partitions: 4,
+            folded: true,
+        };
+        let flat = settings(Layout::Flat).context();
+        let tree = settings(Layout::Tree).context();
+        let (memory, lance) = (SessionContext::new(), SessionContext::new());
+        for ctx in [&flat, &tree, &memory, &lance] {
+            register_schema(ctx, "sys", Arc::new(MemorySchemaProvider::new()));
+        }
+        let engine = Engine::new();
+        engine.register(&flat);
+        engine.register(&tree);
+        for name in tables.names() {
+            if NOT_COMPARED.contains(&name.as_str()) {
+                continue;
+            }
+            let dataset = Dataset::open(&tables.uri(Layout::Flat, &name)).await.expect("opens");
+            let dataset = Arc::new(dataset);
+            for system in [false, true] {
+                let table = if system { format!("sys.{name}") } else { name.clone() };
+                let provider = LanceTableProvider::new(Arc::clone(&dataset), system, system);
+                register(&lance, &table, provider);
+                register(&memory, &table, in_memory(&dataset, system).await);
+                let columns = if system { SystemColumns::ALL } else { SystemColumns::default() };
+                for (layout, ctx) in [(Layout::Flat, &flat), (Layout::Tree, &tree)] {
+                    let options = TableOptions {
+                        system_columns: columns,
+                        ..Default::default()
+                    };
+                    let uri = tables.uri(layout, &name);
+                    let provider = engine.provider(&uri, options).await.expect("opens");
+                    register(ctx, &table, provider);
+                }
+            }
+        }
+        Self {
+            memory,
+            lance,
+            flat,
+            tree,
+        }
+    }
+}
+
+fn register(ctx: &SessionContext, name: &str, provider: impl TableProvider + 'static) {
+    ctx.register_table(name, Arc::new(provider)).expect("free");
+}
+
+/// What Lance's scan of everything gives, with the system columns computed from it.
+async fn in_memory(dataset: &Arc<Dataset>, system: bool) -> MemTable {
+    let mut scan = dataset.scan();
+    if system {
+        scan.with_row_id().with_row_address();
+    }
+    let stream = scan.try_into_stream().await.expect("scans");
+    let mut batches: Vec<RecordBatch> = stream.try_collect().await.expect("scans");
+    let mut schema = Schema::from(dataset.schema());
+    if system {
+        let fields = SYSTEM.map(|name| Arc::new(Field::new(name, DataType::UInt64, true)));
+        let all = schema.fields().iter().cloned().chain(fields);
+        schema = Schema::new_with_metadata(all.collect::<Vec<_>>(), schema.metadata().clone());
+    }
+    let schema = Arc::new(schema);
+    for batch in &mut batches {
+        let column = |field: &Field| -> ArrayRef {
+            let named = |name: &str| Arc::clone(batch.column_by_name(name).expect("a column"));
+            if field.name() != "_fragid" {
+                return named(field.name());
+            }
+            let addresses = named("_rowaddr");
+            let addresses = addresses.as_primitive::<arrow::datatypes::UInt64Type>();
+            Arc::new(addresses.unary::<_, arrow::datatypes::UInt64Type>(|a| a >> 32))
+        };
+        let columns = schema.fields().iter().map(|f| column(f)).collect();
+        *batch = RecordBatch::try_new(Arc::clone(&schema), columns).expect("a batch");
+    }
+    MemTable::try_new(schema, vec![batches]).expect("a table")
+}
+
+/// Column names and types, and the rows in a fixed order.
+type Answer = (Vec<(String, DataType)>, Vec<String>);
+
+async fn answer(ctx: &SessionContext, sql: &str) -> Result<Answer, DataFusionError> {
+    let query = ctx.sql(sql).await?;
+    let schema = query.schema().as_arrow().clone();
+    let batches = query.collect().await?;
+    let mut rows = Vec::new();
+    for batch in &batches {
+        check_announced(&schema, &batch.schema())?;
+        rows.extend(cells(batch)?.into_iter().map(|row| row.join(" | ")));
+    }
+    rows.sort_unstable();
+    let fields = schema.fields().iter();
+    let columns = fields.map(|f| (f.name().clone(), f.data_type().clone())).collect();
+    Ok((columns, rows))
+}
+
+fn difference(expected: &Answer, found: &Answer) -> Option<String> {
+    if expected.0 != found.0 {
+        return Some(format!("columns {:?}, expected {:?}", found.0, expected.0));
+    }
+    if expected.1 == found.1 {
+        return None;
+    }
+    let missing = expected.1.iter().filter(|row| !found.1.contains(row)).take(3);
+    let surplus = found.1.iter().filter(|row| !expected.1.contains(row)).take(3);
+    Some(format!(
+        "{} rows, expected {}; missing {:?}, surplus {:?}",
+        found.1.len(),
+        expected.1.len(),
+        missing.collect::<Vec<_>>(),
+        surplus.collect::<Vec<_>>()
+    ))
+}
+
+async fn run_differential(tables: &Tables) -> Vec<String> {
+    let providers = Providers::open(tables).await;
+    let mut wrong = Vec::new();
+    for query in queries() {
+        let place = format!("tests/sqllogic/differential.sql:{}", query.line);
+        let expected = match answer(&providers.memory, &query.sql).await {
+            Ok(expected) => expected,
+            Err(e) => {
+                wrong.push(format!("{place}: in memory: {e}\n{}", query.sql));
+                continue;
+            }
+        };
+        // Lance has no such column.
+        let lance = query.not_lance.is_none() && !query.sql.contains("_fragid");
+        for (name, ctx, asked) in [
+            ("Lance's provider", &providers.lance, lance),
+            ("flat", &providers.flat, true),
+            ("tree", &providers.tree, true),
+        ] {
+            if !asked {
+                continue;
+            }
+            let problem = match answer(ctx, &query.sql).await {
+                Ok(found) => difference(&expected, &found),
+                Err(e) => Some(e.to_string()),
+            };
+            if let Some(problem) = problem {
+                wrong.push(format!("{place}: {name}: {problem}\n{}", query.sql));
+            }
+        }
+        // An exception that is none any more should go.
+        if query.not_lance.is_some()
+            && let Ok(found) = answer(&providers.lance, &query.sql).await
+            && difference(&expected, &found).is_none()
+        {
+            wrong.push(format!("{place}: Lance's provider agrees: drop the comment"));
+        }
+    }
+    wrong.extend(whole_tables(tables, &providers).await);
+    wrong
+}
+
+/// All rows of every table, with and without system columns, and the provider's schema to the last
+/// metadata.
+async fn whole_tables(tables: &Tables, providers: &Providers) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for name in tables.names() {
+        if NOT_COMPARED.contains(&name.as_str()) {
+            continue;
+        }
+        for table in [name.clone(), format!("sys.{name}")] {
+            let sql = format!("SELECT * FROM {table}");
+            let expected = answer(&providers.memory, &sql).await.expect("in memory");
+            for (layout, ctx) in [("flat", &providers.flat), ("tree", &providers.tree)] {
+                match answer(ctx, &sql).await {
+                    Ok(found) => {
+                        let problem = difference(&expected, &found);
+                        wrong.extend(problem.map(|p| format!("{layout}: {sql}: {p}")));
+                    }
+                    Err(e) => wrong.push(format!("{layout}: {sql}: {e}")),
+                }
+            }
+        }
+        let lance = providers.lance.table_provider(name.as_str()).await.expect("a table").schema();
+        for (layout, ctx) in [("flat", &providers.flat), ("tree", &providers.tree)] {
+            let schema = ctx.table_provider(name.as_str()).await.expect("a table").schema();
+            if schema != lance {
+                wrong.push(format!("{layout}: schema of {name}: {schema:?}, expected {lance:?}"));
+            }
+        }
+    }
+    wrong
+}
+
+/// F01 once more, without SQL.
+async fn run_dataframes(tables: &Tables) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for setting in Setting::all() {
+        let ctx = setting.session(&tables.folder(setting.layout), true).await;
+        for (filter, expected) in [
+            (col("g").eq(lit(3)), 100),
+            (col("id").lt(lit(250)), 250),
+            (col("id").lt(lit(250)).and(col("g").eq(lit(3))), 25),
+            (col("id").lt(lit(237)).and(col("g").eq(lit(3))), 24),
+            (col("id").lt(lit(250)).or(col("g").eq(lit(3))), 325),
+        ] {
+            let table = ctx.table("t1").await.expect("a table");
+            let filtered = table.filter(filter.clone()).expect("a filter");
+            let count = filtered.count().await.expect("counts");
+            if count != expected {
+                wrong.push(format!("{}: {filter}: {count}, not {expected}", setting.name()));
+            }
+        }
+    }
+    wrong
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_layouts_answer_as_written_and_as_lance_does() {
+    let tables = Arc::new(Tables::make().await);
+    let mut wrong = tables.problems.clone();
+    for (failure, settings) in run_files(&tables).await {
+        wrong.push(format!("[{}] {failure}", settings.join(", ")));
+    }
+    if std::env::var_os("SLT").is_none() {
+        wrong.extend(run_dataframes(&tables).await);
+        wrong.extend(run_differential(&tables).await);
+    }
+    let scratch = common::text(tables.scratch());
+    let report = wrong.join("\n\n").replace(&scratch, "…");
+    assert!(wrong.is_empty(), "{} things are wrong:\n\n{report}", wrong.len());
+}
