@@ -302,7 +302,9 @@ impl SnapshotProvider {
     }
 
     fn plain_column(&self, name: &str) -> bool {
-        let plain = name
+        // Lance has virtual columns of such names, and takes a filter on one as a look-up by row.
+        let virtual_name = name.starts_with("_row");
+        let plain = !virtual_name && name
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
         let field = self.snapshot.schema().field_with_name(name);

@@ -175,11 +175,11 @@ impl MetadataTable {
     ) -> Arc<dyn MetadataSource> {
         match self.kind {
             Kind::Fragments => {
-                let wanted = ids_of(filters, "fragment_id", &snapshot);
+                let wanted = ids_of(filters, "fragment_id");
                 Arc::new(fragments::Fragments { snapshot, wanted })
             }
             Kind::Objects => {
-                let wanted = objects::wanted(filters, &snapshot);
+                let wanted = objects::wanted(filters);
                 Arc::new(objects::Objects { snapshot, wanted })
             }
             Kind::Versions => Arc::new(versions::Versions {
@@ -230,11 +230,11 @@ impl TableProvider for MetadataTable {
     }
 }
 
-/// The fragment ids that `filters` allow for the column `name`.
-fn ids_of(filters: &[Expr], name: &str, snapshot: &Snapshot) -> FragmentRanges {
-    let domain = AddressDomain::new(snapshot.max_fragment_id());
-    allowed_values(filters, name, &domain)
-        .map_or_else(FragmentRanges::all, |ids| ids.intersect(&domain.fragments()))
+/// The fragment ids that `filters` allow for the column `name`. Any 32-bit id may be asked for, also
+/// one above the greatest allocated: a record there is for the walk to refuse.
+fn ids_of(filters: &[Expr], name: &str) -> FragmentRanges {
+    let domain = AddressDomain::new(Some(u32::MAX));
+    allowed_values(filters, name, &domain).unwrap_or_else(FragmentRanges::all)
 }
 
 /// The values in `domain` that `filters` allow for an id column; nothing when they allow all.

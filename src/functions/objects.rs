@@ -73,8 +73,7 @@ impl MetadataSource for Objects {
 /// An object with `min_key <= m` and `end_key > k` holds every id of `k..=m` when `k <= m`, and the
 /// ids from its start to its end reach from below `m` to above `k` otherwise: either way it overlaps
 /// `k.min(m)..=m.max(k)`, and so does every node above it. Checking the filters is DataFusion's.
-pub(super) fn wanted(filters: &[Expr], snapshot: &Snapshot) -> FragmentRanges {
-    let _ = snapshot;
+pub(super) fn wanted(filters: &[Expr]) -> FragmentRanges {
     // Bounds of a range are not ids of fragments: any 32-bit value can be one.
     let domain = AddressDomain::new(Some(u32::MAX));
     let highest_start = match allowed_values(filters, "min_key", &domain) {

@@ -19,6 +19,7 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Sendable
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use lance::Dataset;
+use lance::dataset::scanner::MaterializationStyle;
 use lance_core::datatypes::Schema as LanceSchema;
 use lance_file::version::ConcreteFileVersion;
 use lance_select::RowAddrTreeMap;
@@ -249,6 +250,11 @@ async fn plan_scan(
     }
     scan.batch_size(context.session_config().batch_size());
     scan.io_buffer_size(IO_BUFFER_BYTES);
+    if dataset.manifest().uses_stable_row_ids() {
+        // Fetching columns after the filter looks rows up in an index of row ids that Lance caches
+        // for each version of a table, and another chunk of this version has other rows.
+        scan.materialization_style(MaterializationStyle::AllEarly);
+    }
     // Answers do not depend on indexes, and an index knows nothing of fragments above its coverage.
     scan.use_scalar_index(false);
     scan.create_plan().await

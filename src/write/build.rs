@@ -50,8 +50,11 @@ impl Default for TreePolicy {
 /// Leaves that are encoded and written at once.
 const LEAVES_IN_FLIGHT: usize = 4;
 
-/// Stored bytes of a leaf for each byte of its records' protobuf, before the first leaf has shown
-/// the table's own.
+/// Bytes of a leaf that do not depend on its records: schema, column metadata, footer.
+const LEAF_OVERHEAD: f64 = 4096.0;
+
+/// Stored bytes of records for each byte of their protobuf, before the first leaf has shown the
+/// table's own.
 const INITIAL_RATIO: f64 = 0.6;
 
 /// Where a tree's objects go: a dataset's `_bt/`, or nowhere on a dry run.
@@ -152,7 +155,7 @@ impl TreeBuilder {
     }
 
     fn estimated_bytes(&self) -> f64 {
-        self.leaf.proto_bytes() as f64 * self.ratio
+        LEAF_OVERHEAD + self.leaf.proto_bytes() as f64 * self.ratio
     }
 
     async fn close_leaf(&mut self) -> Result<()> {
@@ -197,7 +200,8 @@ impl TreeBuilder {
     async fn collect_leaf(&mut self) -> Result<()> {
         if let Some(written) = self.writing.next().await {
             let (child, proto) = written?;
-            self.ratio = child.object_size as f64 / proto.max(1) as f64;
+            let records = (child.object_size as f64 - LEAF_OVERHEAD).max(0.0);
+            self.ratio = (records / proto.max(1) as f64).max(0.05);
             self.children.push(child);
         }
         Ok(())
