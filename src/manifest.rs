@@ -20,7 +20,7 @@ use crate::tree::object::Limits;
 use crate::tree::wire::for_each_field;
 
 /// How much of a manifest is read at once: enough for a whole manifest with an inline root.
-const TAIL_BYTES: u64 = 128 << 10;
+pub(crate) const TAIL_BYTES: u64 = 128 << 10;
 /// The rest of a long manifest is read in pieces of this size, several at a time.
 const CHUNK_BYTES: u64 = 8 << 20;
 const CHUNKS_IN_FLIGHT: usize = 8;
@@ -43,13 +43,15 @@ pub(crate) struct ManifestFile {
     pub file_size: u64,
 }
 
-/// Reads the manifest at `location`: one request when it fits [`TAIL_BYTES`].
+/// Reads the manifest at `location`: one request when it fits [`TAIL_BYTES`], none when `tail` is
+/// given and holds it.
 ///
 /// # Errors
 /// [`Error::NotFound`] when there is no such file, `manifest_footer` when its framing is broken.
 pub(crate) async fn read_manifest(
     store: &ObjectStore,
     location: &ManifestLocation,
+    tail: Option<Bytes>,
     limits: &Limits,
 ) -> Result<ManifestFile> {
     let label = location.path.to_string();
@@ -71,8 +73,11 @@ pub(crate) async fn read_manifest(
             limits.max_manifest_bytes
         )));
     }
-    let start = size.saturating_sub(TAIL_BYTES);
-    let tail = get_range(store, location, start..size).await?;
+    let tail = match tail {
+        Some(tail) => tail,
+        None => get_range(store, location, size.saturating_sub(TAIL_BYTES)..size).await?,
+    };
+    let start = size.saturating_sub(tail.len() as u64);
     let (body, footer) = tail
         .len()
         .checked_sub(16)

@@ -231,8 +231,9 @@ impl Snapshot {
             base,
             store,
             location,
+            tail,
         } = located;
-        let file = read_manifest(&store, &location, &options.limits).await?;
+        let file = read_manifest(&store, &location, tail, &options.limits).await?;
         let SplitManifest {
             head,
             tree,

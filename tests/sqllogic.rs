@@ -35,7 +35,7 @@ use lance::datafusion::LanceTableProvider;
 use sqllogictest::{AsyncDB, ColumnType, DBOutput, Record, Runner};
 use tokio::task::JoinSet;
 
-use common::{Tables, name_of};
+use common::Tables;
 
 /// How one run of all files is set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
