@@ -401,6 +401,7 @@ async fn commit_fragments(dataset: &Dataset, flat: &Path, fragments: Vec<Fragmen
             dataset.manifest_location().naming_scheme,
             None,
         )
-        .await?;
+        .await
+        .map_err(|e| format!("cannot commit the fabricated version: {e:?}"))?;
     Ok(())
 }

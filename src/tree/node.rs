@@ -511,3 +511,201 @@ impl Root {
         self.node.memory_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn child(min_key: u64) -> pb::FragmentTreeChild {
+        pb::FragmentTreeChild {
+            path: format!("_bt/leaf/{min_key}.lance"),
+            min_key,
+            num_keys: 1,
+            total_rows: 5,
+            visible_rows: 4,
+            object_size: 100,
+            ..Default::default()
+        }
+    }
+
+    fn removal(sequence: u64, target: u64) -> pb::FragmentTreeMutation {
+        use pb::fragment_action::Action;
+        pb::FragmentTreeMutation {
+            action_sequence: sequence,
+            action: Some(pb::FragmentAction {
+                action: Some(Action::RemoveFragment(target)),
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn bases() -> BaseTable {
+        let base = |id, path: &str| pb::BasePath {
+            id,
+            path: path.into(),
+            is_dataset_root: true,
+            ..Default::default()
+        };
+        let bases = [base(1, "/own"), base(2, "/a"), base(3, "/a/")];
+        BaseTable::try_new("m", "file/own".into(), &bases, |p| {
+            Ok(format!("file{}", p.trim_end_matches('/')))
+        })
+        .expect("unique ids")
+    }
+
+    /// Decodes and checks a node in the range 10..20 under a root whose next sequence is 7.
+    fn rule(
+        children: Vec<pb::FragmentTreeChild>,
+        buffer: Vec<pb::FragmentTreeMutation>,
+    ) -> Option<&'static str> {
+        let bases = bases();
+        let message = pb::FragmentTreeNode { children, buffer };
+        let context = NodeContext {
+            object: "n",
+            owner: Owner::Current,
+            range: 10..20,
+            bases: &bases,
+            max_fragment_id: Some(18),
+            next_sequence: 7,
+        };
+        let checked = Node::decode("n", &message.encode_to_vec().into())
+            .and_then(|node| node.check(&context));
+        checked.err().map(|e| e.corrupt_rule().unwrap_or("other"))
+    }
+
+    fn change(
+        index: usize,
+        change: impl FnOnce(&mut pb::FragmentTreeChild),
+    ) -> Vec<pb::FragmentTreeChild> {
+        let mut children = vec![child(10), child(15)];
+        if let Some(child) = children.get_mut(index) {
+            change(child);
+        }
+        children
+    }
+
+    #[test]
+    fn every_rule_of_a_child_list_is_checked() {
+        assert_eq!(rule(change(0, |_| {}), vec![removal(6, 18)]), None);
+        let broken: Vec<(&str, Vec<_>)> = vec![
+            ("interior_too_few_children", vec![child(10)]),
+            ("interior_too_few_children", vec![]),
+            ("first_min_key", change(0, |c| c.min_key = 11)),
+            ("first_min_key", change(0, |c| c.min_key = 9)),
+            ("children_out_of_order", change(1, |c| c.min_key = 10)),
+            ("children_out_of_order", change(1, |c| c.min_key = 3)),
+            ("child_range_outside_parent", change(1, |c| c.min_key = 20)),
+            ("min_key_over_u32", change(1, |c| c.min_key = 1 << 32)),
+            ("object_size_zero", change(1, |c| c.object_size = 0)),
+            ("visible_over_total", change(1, |c| c.visible_rows = 6)),
+            ("num_children_mismatch", change(1, |c| c.num_children = 2)),
+            ("empty_leaf", change(1, |c| c.num_keys = 0)),
+            ("height_mismatch", change(1, |c| {
+                c.height = 1;
+                c.num_children = 2;
+            })),
+            ("path_empty", change(1, |c| c.path = String::new())),
+            ("path_absolute", change(1, |c| c.path = "/_bt/x".into())),
+            ("path_outside_bt", change(1, |c| c.path = "data/x".into())),
+            ("unknown_base_id", change(1, |c| c.base_id = Some(9))),
+            ("duplicate_child_location", change(1, |c| c.path = child(10).path)),
+            ("duplicate_child_location", change(1, |c| {
+                c.path = child(10).path;
+                c.base_id = Some(1);
+            })),
+            ("watermark_not_below_next", change(1, |c| {
+                c.materialized_through_action_sequence = 7;
+            })),
+        ];
+        for (expected, children) in broken {
+            assert_eq!(rule(children, vec![]), Some(expected));
+        }
+        let both = change(0, |c| c.base_id = Some(2));
+        let mut both = both;
+        if let Some(second) = both.get_mut(1) {
+            second.path = child(10).path;
+            second.base_id = Some(3);
+        }
+        assert_eq!(rule(both, vec![]), Some("duplicate_child_location"));
+    }
+
+    #[test]
+    fn every_rule_of_a_buffer_is_checked() {
+        let broken = vec![
+            ("sequence_zero", vec![removal(0, 12)]),
+            ("sequence_not_below_next", vec![removal(7, 12)]),
+            ("sequence_duplicate", vec![removal(2, 12), removal(2, 13)]),
+            ("mutation_out_of_range", vec![removal(2, 9)]),
+            ("id_over_max_fragment_id", vec![removal(2, 19)]),
+            ("id_over_u32", vec![removal(2, (1 << 32) + 12)]),
+            ("mutation_without_action", vec![pb::FragmentTreeMutation {
+                action_sequence: 1,
+                ..Default::default()
+            }]),
+            ("delta_mismatch", vec![pb::FragmentTreeMutation {
+                fragment_count_delta: 1,
+                ..removal(2, 12)
+            }]),
+        ];
+        for (expected, buffer) in broken {
+            assert_eq!(rule(change(0, |_| {}), buffer), Some(expected));
+        }
+    }
+
+    #[test]
+    fn aggregates_are_compared_with_the_parent() {
+        let message = pb::FragmentTreeNode {
+            children: vec![child(10), child(15)],
+            buffer: vec![pb::FragmentTreeMutation {
+                fragment_count_delta: -1,
+                total_rows_delta: -5,
+                visible_rows_delta: -4,
+                ..removal(2, 12)
+            }],
+        };
+        let node = Node::decode("n", &message.encode_to_vec().into()).expect("valid");
+        let reference = Child {
+            path: "_bt/node/n.node".into(),
+            base_id: None,
+            min_key: 10,
+            counts: Counts {
+                fragments: 1,
+                total_rows: 5,
+                visible_rows: 4,
+            },
+            height: 1,
+            num_children: 2,
+            object_size: 1,
+            watermark: 0,
+        };
+        assert!(node.check_reference("n", &reference).is_ok());
+        let broken: [(&str, fn(&mut Child)); 5] = [
+            ("height_mismatch", |c| c.height = 2),
+            ("num_children_mismatch", |c| c.num_children = 3),
+            ("num_keys_mismatch", |c| c.counts.fragments = 2),
+            ("total_rows_mismatch", |c| c.counts.total_rows = 6),
+            ("visible_rows_mismatch", |c| c.counts.visible_rows = 5),
+        ];
+        for (expected, change) in broken {
+            let mut reference = reference.clone();
+            change(&mut reference);
+            let error = node.check_reference("n", &reference).expect_err("broken");
+            assert_eq!(error.corrupt_rule(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn an_empty_root_file_is_not_an_empty_table() {
+        let error = Root::decode("r", &Bytes::new()).expect_err("no next sequence");
+        assert_eq!(error.corrupt_rule(), Some("root_undecodable"));
+    }
+
+    #[test]
+    fn nothing_is_allowed_before_an_id_was_allocated() {
+        assert_eq!(
+            check_allocated("x", 0, None).expect_err("none").corrupt_rule(),
+            Some("max_fragment_id_absent")
+        );
+        assert!(check_allocated("x", 3, Some(3)).is_ok());
+    }
+}
