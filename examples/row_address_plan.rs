@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let chosen = RowAddrSet::from_addrs([address(3, 4), address(17, 0), address(42, 9)]);
     let mut plan = RowAddressPlan::from_rows(chosen);
     // Whatever else is known can only take rows away.
-    plan.intersect_fragments(&FragmentRanges::from_ranges([0..40]));
+    plan.intersect_fragments(&FragmentRanges::from_ranges(std::iter::once(0..40)));
     let scan = provider.scan_plan(&ctx.state(), plan, None, None).await?;
     println!("{}", displayable(scan.as_ref()).indent(false));
     let rows = collect(scan, ctx.task_ctx()).await?;

@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // Of some fragments: opens only what an edge of the range cuts.
     let walk = WalkState::default();
-    let some = FragmentRanges::from_ranges([50..150]);
+    let some = FragmentRanges::from_ranges(std::iter::once(50..150));
     let counts = latest.count(&some, &walk).await?.ok_or("row counts")?;
     let read = walk.stats().snapshot();
     println!(

@@ -119,7 +119,8 @@ pub(crate) fn parse_options(
     location: &str,
     options: &HashMap<String, String>,
 ) -> Result<TableOptions> {
-    let scheme = url::Url::parse(location).map_or_else(|_| "file".into(), |u| u.scheme().to_string());
+    let scheme =
+        url::Url::parse(location).map_or_else(|_| "file".into(), |u| u.scheme().to_string());
     let mut parsed = TableOptions::default();
     let mut reference = References::default();
     // In order of their names, so that the same statement gives the same error.
@@ -237,7 +238,9 @@ impl TableProviderFactory for LanceTableFactory {
             (!cmd.column_defaults.is_empty(), "DEFAULT"),
         ] {
             if given {
-                return Err(Error::invalid(format!("{what} has no meaning for a Lance table")).into());
+                return Err(
+                    Error::invalid(format!("{what} has no meaning for a Lance table")).into(),
+                );
             }
         }
         let provider = self.engine.provider(&cmd.location, options).await?;
@@ -253,7 +256,11 @@ fn check_columns(declared: &Schema, table: &Schema, location: &str) -> Result<()
     }
     let same = |a: &Field, b: &Field| a.name() == b.name() && a.data_type() == b.data_type();
     let agrees = declared.fields().len() == table.fields().len()
-        && declared.fields().iter().zip(table.fields()).all(|(a, b)| same(a, b));
+        && declared
+            .fields()
+            .iter()
+            .zip(table.fields())
+            .all(|(a, b)| same(a, b));
     if agrees {
         return Ok(());
     }
@@ -376,10 +383,7 @@ impl SchemaProvider for DirectorySchema {
         names
     }
 
-    async fn table(
-        &self,
-        name: &str,
-    ) -> Result<Option<Arc<dyn TableProvider>>, DataFusionError> {
+    async fn table(&self, name: &str) -> Result<Option<Arc<dyn TableProvider>>, DataFusionError> {
         if let Some(made) = self.made.table(name).await? {
             return Ok(Some(made));
         }
@@ -446,7 +450,9 @@ mod tests {
     #[test]
     fn an_unknown_option_is_named_and_secrets_are_not() {
         let given = options(&[("aws.secret_acces_key", "hunter2"), ("aws.region", "x")]);
-        let error = parse_options("s3://b/t", &given).expect_err("misspelt").to_string();
+        let error = parse_options("s3://b/t", &given)
+            .expect_err("misspelt")
+            .to_string();
         assert!(error.contains("aws.secret_acces_key") && error.contains("system_columns"));
         assert!(!error.contains("hunter2"), "{error}");
     }

@@ -161,8 +161,11 @@ impl Engine {
         options: TableOptions,
     ) -> Result<()> {
         let provider = self.provider(uri, options).await?;
-        ctx.register_table(datafusion::sql::TableReference::bare(name), Arc::new(provider))
-            .map_err(|e| Error::datafusion(format!("cannot register {name}"), e))?;
+        ctx.register_table(
+            datafusion::sql::TableReference::bare(name),
+            Arc::new(provider),
+        )
+        .map_err(|e| Error::datafusion(format!("cannot register {name}"), e))?;
         Ok(())
     }
 

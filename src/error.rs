@@ -116,9 +116,12 @@ impl Error {
     pub(crate) fn store(object: impl Into<String>, source: object_store::Error) -> Self {
         let object = object.into();
         match source {
-            object_store::Error::NotFound { .. } => {
-                Self::corrupt(object, "object_missing", "an object at this location", "none")
-            }
+            object_store::Error::NotFound { .. } => Self::corrupt(
+                object,
+                "object_missing",
+                "an object at this location",
+                "none",
+            ),
             source => Self::Store {
                 object,
                 source: Arc::new(source),

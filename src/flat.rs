@@ -84,7 +84,12 @@ fn scan_record(label: &str, bytes: &[u8], range: Range<usize>) -> Result<FlatEnt
         Ok(())
     })?;
     let id = u32::try_from(id).map_err(|_| {
-        Error::corrupt(label, "id_over_u32", "a fragment id of at most 2^32 - 1", id)
+        Error::corrupt(
+            label,
+            "id_over_u32",
+            "a fragment id of at most 2^32 - 1",
+            id,
+        )
     })?;
     // In a flat manifest a count of zero means unknown (`spec/notes.md` 6).
     let deleted = match deletion {
@@ -103,7 +108,8 @@ fn scan_record(label: &str, bytes: &[u8], range: Range<usize>) -> Result<FlatEnt
 }
 
 fn deleted_rows(label: &str, mut bytes: &[u8]) -> Result<u64> {
-    let broken = |e: prost::DecodeError| Error::corrupt(label, RULE, "a DeletionFile", e.to_string());
+    let broken =
+        |e: prost::DecodeError| Error::corrupt(label, RULE, "a DeletionFile", e.to_string());
     let mut deleted = 0;
     while !bytes.is_empty() {
         let (tag, wire_type) = decode_key(&mut bytes).map_err(broken)?;
@@ -148,7 +154,9 @@ impl FlatCatalog {
     /// The entries whose ids lie in `range`.
     pub(crate) fn entries_in(&self, range: &Range<u64>) -> &[FlatEntry] {
         let at = |bound: u64| self.entries.partition_point(|e| u64::from(e.id) < bound);
-        self.entries.get(at(range.start)..at(range.end)).unwrap_or_default()
+        self.entries
+            .get(at(range.start)..at(range.end))
+            .unwrap_or_default()
     }
 
     /// Counts over `ranges`, or nothing when a row count in them is unknown.

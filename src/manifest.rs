@@ -102,7 +102,8 @@ pub(crate) async fn read_manifest(
         let head = read_chunks(store, location, position..start).await?;
         requests += (start - position).div_ceil(CHUNK_BYTES);
         bytes += start - position;
-        let mut all = BytesMut::with_capacity(head.iter().map(Bytes::len).sum::<usize>() + body.len());
+        let mut all =
+            BytesMut::with_capacity(head.iter().map(Bytes::len).sum::<usize>() + body.len());
         for chunk in head {
             all.extend_from_slice(&chunk);
         }
@@ -164,8 +165,8 @@ async fn read_chunks(
     location: &ManifestLocation,
     range: std::ops::Range<u64>,
 ) -> Result<Vec<Bytes>> {
-    let starts = (0..(range.end - range.start).div_ceil(CHUNK_BYTES))
-        .map(|i| range.start + i * CHUNK_BYTES);
+    let starts =
+        (0..(range.end - range.start).div_ceil(CHUNK_BYTES)).map(|i| range.start + i * CHUNK_BYTES);
     futures::stream::iter(starts)
         .map(|start| get_range(store, location, start..range.end.min(start + CHUNK_BYTES)))
         .buffered(CHUNKS_IN_FLIGHT)
@@ -198,7 +199,12 @@ pub(crate) fn split_manifest(label: &str, message: &Bytes) -> Result<SplitManife
             FIELD_FRAGMENTS if field.delimited => flat.push(field.payload)?,
             FIELD_FRAGMENT_TREE if field.delimited => {
                 if tree.replace(field.payload).is_some() {
-                    return Err(Error::corrupt(label, "root_both", "one fragment_tree", "two"));
+                    return Err(Error::corrupt(
+                        label,
+                        "root_both",
+                        "one fragment_tree",
+                        "two",
+                    ));
                 }
             }
             _ => rest.extend_from_slice(message.get(field.raw).unwrap_or_default()),
@@ -206,7 +212,12 @@ pub(crate) fn split_manifest(label: &str, message: &Bytes) -> Result<SplitManife
         Ok(())
     })?;
     let head = pb::Manifest::decode(rest.freeze()).map_err(|e| {
-        Error::corrupt(label, "manifest_undecodable", "a Manifest message", e.to_string())
+        Error::corrupt(
+            label,
+            "manifest_undecodable",
+            "a Manifest message",
+            e.to_string(),
+        )
     })?;
     if head.timestamp.is_some_and(|t| t.seconds < 0 || t.nanos < 0) {
         return Err(Error::corrupt(
@@ -307,10 +318,10 @@ pub(crate) fn flag_name(flag: u64) -> String {
         (f::FLAG_ZONE_WRITE_SEEDS, "zone statistics seeds"),
         (f::FLAG_OBJECT_METADATA, "object metadata"),
     ];
-    known
-        .iter()
-        .find(|(known, _)| *known == flag)
-        .map_or_else(|| format!("unknown ({flag})"), |(_, name)| format!("{name} ({flag})"))
+    known.iter().find(|(known, _)| *known == flag).map_or_else(
+        || format!("unknown ({flag})"),
+        |(_, name)| format!("{name} ({flag})"),
+    )
 }
 
 /// Decodes the tree of a manifest, after one look at its raw bytes: a decoder keeps the last of two
@@ -325,7 +336,12 @@ fn decode_tree(label: &str, metadata: &Bytes) -> Result<pb::FragmentTree> {
     let range = match layouts.as_slice() {
         [(1, range)] => range.clone(),
         [] => {
-            return Err(Error::corrupt(label, "layout_missing", "one layout", "none"));
+            return Err(Error::corrupt(
+                label,
+                "layout_missing",
+                "one layout",
+                "none",
+            ));
         }
         [(tag, _)] => {
             return Err(Error::Unsupported {

@@ -47,8 +47,7 @@ impl OptimizerRule for CountNonNull {
                 name.restore(count_rows(expr.clone()))
             })
             .collect();
-        let rewritten =
-            Aggregate::try_new(aggregate.input, aggregate.group_expr, aggr_expr)?;
+        let rewritten = Aggregate::try_new(aggregate.input, aggregate.group_expr, aggr_expr)?;
         Ok(Transformed::yes(LogicalPlan::Aggregate(rewritten)))
     }
 }

@@ -304,9 +304,10 @@ impl SnapshotProvider {
     fn plain_column(&self, name: &str) -> bool {
         // Lance has virtual columns of such names, and takes a filter on one as a look-up by row.
         let virtual_name = name.starts_with("_row");
-        let plain = !virtual_name && name
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        let plain = !virtual_name
+            && name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
         let field = self.snapshot.schema().field_with_name(name);
         plain && field.is_ok_and(|f| !has_extension(f))
     }
@@ -314,7 +315,8 @@ impl SnapshotProvider {
 
 fn has_extension(field: &Field) -> bool {
     let marked = |key: &str| field.metadata().contains_key(key);
-    marked("ARROW:extension:name") || marked("lance-encoding:blob")
+    marked("ARROW:extension:name")
+        || marked("lance-encoding:blob")
         || match field.data_type() {
             DataType::Struct(fields) => fields.iter().any(|f| has_extension(f)),
             DataType::List(item)
@@ -376,9 +378,8 @@ impl TableProvider for SnapshotProvider {
     fn statistics(&self) -> Option<Statistics> {
         let counts = self.snapshot.counts().ok().flatten()?;
         let mut statistics = Statistics::new_unknown(&self.schema);
-        statistics.num_rows = datafusion::common::stats::Precision::Exact(
-            usize::try_from(counts.visible_rows).ok()?,
-        );
+        statistics.num_rows =
+            datafusion::common::stats::Precision::Exact(usize::try_from(counts.visible_rows).ok()?);
         Some(statistics)
     }
 }

@@ -122,7 +122,11 @@ pub fn parse_timestamp(text: &str) -> Result<DateTime<Utc>> {
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(time.to_utc());
     }
-    for format in ["%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M"] {
+    for format in [
+        "%Y-%m-%d %H:%M:%S%.f",
+        "%Y-%m-%dT%H:%M:%S%.f",
+        "%Y-%m-%d %H:%M",
+    ] {
         if let Ok(time) = NaiveDateTime::parse_from_str(text, format) {
             return Ok(time.and_utc());
         }
@@ -141,7 +145,9 @@ pub fn parse_timestamp(text: &str) -> Result<DateTime<Utc>> {
 /// location that exists locally is a path even when it looks like a URL (`a:b`).
 pub(crate) fn normalize_uri(uri: &str) -> Result<String> {
     if uri.trim().is_empty() {
-        return Err(Error::invalid("an empty location: give the path or URL of a table"));
+        return Err(Error::invalid(
+            "an empty location: give the path or URL of a table",
+        ));
     }
     let is_url = Url::parse(uri).is_ok_and(|url| url.scheme().len() > 1) && uri.contains("://");
     if is_url {
@@ -240,9 +246,10 @@ impl Table {
                 let table = self.on_branch(contents.branch.as_deref()).await?;
                 (table, Some(contents.version))
             }
-            VersionAt::Version(version) => {
-                (self.on_branch(reference.branch.as_deref()).await?, Some(*version))
-            }
+            VersionAt::Version(version) => (
+                self.on_branch(reference.branch.as_deref()).await?,
+                Some(*version),
+            ),
             VersionAt::Latest => (self.on_branch(reference.branch.as_deref()).await?, None),
             VersionAt::Timestamp(time) => {
                 let table = self.on_branch(reference.branch.as_deref()).await?;
@@ -331,7 +338,12 @@ impl Table {
         let path = branch_contents_path(&self.base, branch);
         if let Err(e) = BranchContents::from_path(&path, &self.store, branch).await {
             return Err(self
-                .missing_ref("branch", branch, &base_branches_contents_path(&self.base), e)
+                .missing_ref(
+                    "branch",
+                    branch,
+                    &base_branches_contents_path(&self.base),
+                    e,
+                )
                 .await);
         }
         let (plain, query) = self
@@ -365,7 +377,10 @@ impl Table {
             lance::Error::NotFound { .. } | lance::Error::RefNotFound { .. }
         );
         if !missing && !e.to_string().contains("not found") {
-            return Error::lance(format!("cannot read {kind} {name:?} of {}", self.shown()), e);
+            return Error::lance(
+                format!("cannot read {kind} {name:?} of {}", self.shown()),
+                e,
+            );
         }
         let names = self.store.read_dir(dir.clone()).await.unwrap_or_default();
         let names: Vec<_> = names
@@ -399,7 +414,10 @@ impl Table {
                 tracing::debug!(%e, "no version found");
                 Err(self.missing_table().await)
             }
-            Err(e) => Err(Error::lance(format!("cannot find versions of {}", self.shown()), e)),
+            Err(e) => Err(Error::lance(
+                format!("cannot find versions of {}", self.shown()),
+                e,
+            )),
         }
     }
 
@@ -409,14 +427,20 @@ impl Table {
         parts.pop();
         let parent: Path = parts.into_iter().collect();
         let siblings = self.store.read_dir(parent).await.unwrap_or_default();
-        let mut tables: Vec<_> = siblings.into_iter().filter(|n| n.ends_with(".lance")).collect();
+        let mut tables: Vec<_> = siblings
+            .into_iter()
+            .filter(|n| n.ends_with(".lance"))
+            .collect();
         tables.sort();
         let more = tables.len().saturating_sub(10);
         tables.truncate(10);
         let hint = match (tables.is_empty(), more) {
             (true, _) => String::new(),
             (false, 0) => format!("; beside it there are: {}", tables.join(", ")),
-            (false, more) => format!("; beside it there are: {} and {more} more", tables.join(", ")),
+            (false, more) => format!(
+                "; beside it there are: {} and {more} more",
+                tables.join(", ")
+            ),
         };
         Error::NotFound {
             what: format!("Lance table {}", self.shown()),
@@ -578,6 +602,9 @@ mod tests {
     #[test]
     fn secrets_are_not_shown() {
         let shown = display_uri("s3://key:secret@bucket/t?token=x");
-        assert!(!shown.contains("secret") && !shown.contains("token"), "{shown}");
+        assert!(
+            !shown.contains("secret") && !shown.contains("token"),
+            "{shown}"
+        );
     }
 }

@@ -36,7 +36,7 @@ use crate::manifest::{
 };
 use crate::ranges::FragmentRanges;
 use crate::resolve::{self, Located, VersionRef};
-use crate::tree::mutation::Mutation;
+use crate::tree::mutation::{Mutation, Pending};
 use crate::tree::node::{ID_END, NodeContext, Root, check_mutations, decode_mutations};
 use crate::tree::object::{
     BaseTable, DEFAULT_CACHE_BYTES, Limits, ObjectCache, Owner, ReadStats, TreeObjects,
@@ -124,6 +124,8 @@ pub(crate) struct TreeCatalog {
     pub objects: TreeObjects,
     pub root: Arc<Root>,
     pub since_root: Vec<Arc<Mutation>>,
+    /// Every mutation buffered in the root and since, by fragment and sequence.
+    pub pending: Vec<Pending>,
     /// Path of the external root; none when it is inline.
     pub root_path: Option<String>,
     /// `FragmentTree.next_action_sequence`.
@@ -253,9 +255,16 @@ impl Snapshot {
             ));
         }
         let shell_manifest = shell_manifest(&head);
-        let shell = load_dataset(&uri, &shell_manifest, &location, &handler, &params, &session)
-            .await
-            .map_err(|e| Error::lance(format!("cannot open version {} of {uri}", head.version), e))?;
+        let shell = load_dataset(
+            &uri,
+            &shell_manifest,
+            &location,
+            &handler,
+            &params,
+            &session,
+        )
+        .await
+        .map_err(|e| Error::lance(format!("cannot open version {} of {uri}", head.version), e))?;
         let shell = Arc::new(shell);
         let schema = scan_schema(&shell).await?;
         let stats = ReadStats::default();
@@ -405,7 +414,11 @@ impl Snapshot {
         .await
         .map_err(|e| {
             Error::lance(
-                format!("cannot use fragments of version {} of {}", self.version(), self.uri),
+                format!(
+                    "cannot use fragments of version {} of {}",
+                    self.version(),
+                    self.uri
+                ),
                 e,
             )
         })
@@ -507,7 +520,10 @@ async fn open_tree(
         return Err(Error::corrupt(
             label,
             "tree_next_below_root_next",
-            format!("a next_action_sequence of at least {}, the root's", root.next_sequence),
+            format!(
+                "a next_action_sequence of at least {}, the root's",
+                root.next_sequence
+            ),
             tree.next_action_sequence,
         ));
     }
@@ -524,7 +540,11 @@ async fn open_tree(
     for mutation in &since_root {
         tally += mutation.delta;
     }
+    let all = root.node.buffer.iter().chain(&since_root);
+    let mut pending: Vec<_> = all.map(|m| Pending::new(m, Owner::Current)).collect();
+    pending.sort_unstable_by_key(Pending::key);
     let catalog = TreeCatalog {
+        pending,
         root,
         since_root,
         root_path,

@@ -205,7 +205,10 @@ impl ResolvedFragment {
     }
 
     fn of_record(record: pb::DataFragment, id: u32) -> Self {
-        let deleted = record.deletion_file.as_ref().map_or(0, |d| d.num_deleted_rows);
+        let deleted = record
+            .deletion_file
+            .as_ref()
+            .map_or(0, |d| d.num_deleted_rows);
         Self {
             id,
             rows: Some((record.physical_rows, deleted)),
@@ -228,30 +231,36 @@ pub(crate) struct Work {
 }
 
 impl TreeCatalog {
-    /// Every mutation buffered in the root and since, by fragment and sequence.
-    fn root_pending(&self) -> Vec<Pending> {
-        let all = self.root.node.buffer.iter().chain(&self.since_root);
-        let mut pending: Vec<_> = all.map(|m| Pending::new(m, Owner::Current)).collect();
-        pending.sort_unstable_by_key(Pending::key);
-        pending
-    }
-
     fn enter_root(&self, state: &WalkState) -> Result<()> {
         state.ledger.enter("root", &self.root.node.buffer)?;
         state.ledger.enter("mutations_since_root", &self.since_root)
     }
 
-    /// The root's children as work.
-    pub(crate) fn root_work(&self) -> Vec<Work> {
-        expand(&self.root.node, Owner::Current, &(0..ID_END), &self.root_pending()).collect()
+    /// The root's children, each with what is buffered above it.
+    fn root_spans(&self) -> impl Iterator<Item = Span<'_>> {
+        spans(&self.root.node, &(0..ID_END), &self.pending)
     }
 
-    /// Opens an interior and returns its children as work.
-    pub(crate) async fn open_node(&self, work: &Work, state: &WalkState) -> Result<(Arc<Node>, Vec<Pending>)> {
+    /// The root's children that `wanted` touches.
+    pub(crate) fn root_work(&self, wanted: &FragmentRanges, stats: &ReadStats) -> Vec<Work> {
+        select(self.root_spans(), Owner::Current, wanted, stats)
+    }
+
+    /// Opens an interior: the node, and everything pending for its children.
+    pub(crate) async fn open_node(
+        &self,
+        work: &Work,
+        state: &WalkState,
+    ) -> Result<(Arc<Node>, Vec<Pending>)> {
         let object = self.objects.bases.location(work.owner, &work.child.path)?;
         let node = self
             .objects
-            .node(work.owner, &work.child.path, work.child.object_size, &state.stats)
+            .node(
+                work.owner,
+                &work.child.path,
+                work.child.object_size,
+                &state.stats,
+            )
             .await?;
         node.check_reference(&object, &work.child)?;
         node.check(&self.context(&object, work))?;
@@ -268,7 +277,12 @@ impl TreeCatalog {
         let object = self.objects.bases.location(work.owner, &work.child.path)?;
         let leaf = self
             .objects
-            .leaf(work.owner, &work.child.path, work.child.object_size, &state.stats)
+            .leaf(
+                work.owner,
+                &work.child.path,
+                work.child.object_size,
+                &state.stats,
+            )
             .await?;
         leaf.check(&work.child, &self.context(&object, work))?;
         Ok(leaf)
@@ -286,18 +300,50 @@ impl TreeCatalog {
     }
 }
 
-/// The children of a node as work, each with its share of `pending`.
-fn expand<'a>(
+/// A child of an opened node, in place: its range and what is pending for it.
+struct Span<'a> {
+    child: &'a Child,
+    range: Range<u64>,
+    pending: &'a [Pending],
+}
+
+impl Span<'_> {
+    /// The child as work that outlives its parent, which `owner` owns.
+    fn to_work(&self, owner: Owner) -> Work {
+        Work {
+            owner: owner.of_reference(self.child.base_id),
+            child: self.child.clone(),
+            range: self.range.clone(),
+            pending: self.pending.to_vec(),
+        }
+    }
+
+    /// Whether an edge of `wanted` cuts the child. If not, its share is added to `tally`: the summary
+    /// and the deltas of everything pending above it when it is wholly wanted, nothing otherwise.
+    fn is_cut(&self, wanted: &FragmentRanges, tally: &mut Tally, stats: &ReadStats) -> bool {
+        if wanted.covers(&self.range) {
+            *tally += self.child.counts;
+            for item in self.pending {
+                *tally += item.mutation.delta;
+            }
+        } else if wanted.overlaps(&self.range) {
+            return true;
+        }
+        ReadStats::add(&stats.children_skipped, 1);
+        false
+    }
+}
+
+/// The children of a node, each with its share of `pending`.
+fn spans<'a>(
     node: &'a Node,
-    owner: Owner,
     range: &Range<u64>,
     pending: &'a [Pending],
-) -> impl Iterator<Item = Work> + 'a {
-    let ranges: Vec<_> = node.child_ranges(range).collect();
-    node.children.iter().zip(ranges).map(move |(child, range)| Work {
-        owner: owner.of_reference(child.base_id),
-        pending: pending_in(pending, &range).to_vec(),
-        child: child.clone(),
+) -> impl Iterator<Item = Span<'a>> {
+    let ranges = node.child_ranges(range);
+    node.children.iter().zip(ranges).map(|(child, range)| Span {
+        child,
+        pending: pending_in(pending, &range),
         range,
     })
 }
@@ -305,10 +351,12 @@ fn expand<'a>(
 /// The part of `pending` that targets `range`.
 fn pending_in<'a>(pending: &'a [Pending], range: &Range<u64>) -> &'a [Pending] {
     let at = |bound: u64| pending.partition_point(|p| u64::from(p.mutation.target) < bound);
-    pending.get(at(range.start)..at(range.end)).unwrap_or_default()
+    pending
+        .get(at(range.start)..at(range.end))
+        .unwrap_or_default()
 }
 
-/// The children of an opened node that `wanted` touches; counts the others as skipped.
+/// The children of an opened node that `wanted` touches.
 pub(crate) fn overlapping(
     node: &Node,
     work: &Work,
@@ -316,22 +364,24 @@ pub(crate) fn overlapping(
     wanted: &FragmentRanges,
     stats: &ReadStats,
 ) -> Vec<Work> {
-    select(expand(node, work.owner, &work.range, pending), wanted, stats)
+    select(spans(node, &work.range, pending), work.owner, wanted, stats)
 }
 
-fn select(
-    all: impl IntoIterator<Item = Work>,
+/// Those of a node's children that `wanted` touches; counts the others as skipped.
+fn select<'a>(
+    spans: impl Iterator<Item = Span<'a>>,
+    owner: Owner,
     wanted: &FragmentRanges,
     stats: &ReadStats,
 ) -> Vec<Work> {
     let mut skipped = 0;
-    let selected = all
-        .into_iter()
-        .filter(|work| {
-            let overlaps = wanted.overlaps(&work.range);
+    let selected = spans
+        .filter(|span| {
+            let overlaps = wanted.overlaps(&span.range);
             skipped += u64::from(!overlaps);
             overlaps
         })
+        .map(|span| span.to_work(owner))
         .collect();
     ReadStats::add(&stats.children_skipped, skipped);
     selected
@@ -433,7 +483,11 @@ impl Snapshot {
     /// [`Error::Corrupt`] when anything on the path breaks a rule.
     pub async fn fragment(self: &Arc<Self>, id: u32) -> Result<Option<ResolvedFragment>> {
         let batches: Vec<_> = self
-            .fragments(FragmentRanges::single(id), &WalkOptions::default(), &WalkState::default())
+            .fragments(
+                FragmentRanges::single(id),
+                &WalkOptions::default(),
+                &WalkState::default(),
+            )
             .try_collect()
             .await?;
         Ok(batches.into_iter().flatten().next())
@@ -539,9 +593,10 @@ fn tree_stream(
         return stream::once(std::future::ready(childless(tree, &wanted, state))).boxed();
     };
     let wanted = Arc::new(wanted);
-    let work = select(tree.root_work(), &wanted, &state.stats);
+    let work = tree.root_work(&wanted, &state.stats);
     let window = options.window.max(1);
-    let mut level: BoxStream<'static, Result<Work>> = stream::iter(work.into_iter().map(Ok)).boxed();
+    let mut level: BoxStream<'static, Result<Work>> =
+        stream::iter(work.into_iter().map(Ok)).boxed();
     // One stage a level: the depth comes from the root and is bounded when it is opened.
     for _ in 0..height {
         let (snapshot, wanted, state) = (Arc::clone(snapshot), Arc::clone(&wanted), state.clone());
@@ -590,48 +645,35 @@ pub(crate) fn childless(
     state: &WalkState,
 ) -> Result<Vec<ResolvedFragment>> {
     tree.enter_root(state)?;
-    let pending = tree.root_pending();
     let mut resolved = Vec::new();
     for range in wanted.iter() {
-        resolve_pending(&tree.label, pending_in(&pending, range), &mut resolved)?;
+        resolve_pending(&tree.label, pending_in(&tree.pending, range), &mut resolved)?;
     }
     ReadStats::add(&state.stats.fragments_resolved, resolved.len() as u64);
     Ok(resolved)
 }
 
-/// Adds what `work` contributes without being opened, and returns it when an edge cuts it.
-fn add_whole(work: Work, wanted: &FragmentRanges, tally: &mut Tally, stats: &ReadStats) -> Option<Work> {
-    if wanted.covers(&work.range) {
-        *tally += work.child.counts;
-        for item in &work.pending {
-            *tally += item.mutation.delta;
-        }
-        ReadStats::add(&stats.children_skipped, 1);
-        return None;
-    }
-    if wanted.overlaps(&work.range) {
-        return Some(work);
-    }
-    ReadStats::add(&stats.children_skipped, 1);
-    None
-}
-
 /// Cut paths followed at once by a count.
 const COUNT_CONCURRENCY: usize = 8;
 
-async fn count_tree(tree: &TreeCatalog, wanted: &FragmentRanges, state: &WalkState) -> Result<Counts> {
+async fn count_tree(
+    tree: &TreeCatalog,
+    wanted: &FragmentRanges,
+    state: &WalkState,
+) -> Result<Counts> {
     if wanted.is_all() {
         return tree.counts();
     }
     let mut tally = Tally::default();
     let Some(height) = tree.root.child_height() else {
-        add_pending(&tree.root_pending(), wanted, &mut tally);
+        add_pending(&tree.pending, wanted, &mut tally);
         return tally.counts(&tree.label);
     };
-    let mut level: Vec<Work> = Vec::new();
-    for work in tree.root_work() {
-        level.extend(add_whole(work, wanted, &mut tally, &state.stats));
-    }
+    let mut level: Vec<Work> = tree
+        .root_spans()
+        .filter(|span| span.is_cut(wanted, &mut tally, &state.stats))
+        .map(|span| span.to_work(Owner::Current))
+        .collect();
     for _ in 0..height {
         let opened: Vec<_> = stream::iter(level)
             .map(|work| async move {
@@ -643,9 +685,10 @@ async fn count_tree(tree: &TreeCatalog, wanted: &FragmentRanges, state: &WalkSta
             .await?;
         level = Vec::new();
         for (node, pending, work) in opened {
-            for below in expand(&node, work.owner, &work.range, &pending) {
-                level.extend(add_whole(below, wanted, &mut tally, &state.stats));
-            }
+            let cut = spans(&node, &work.range, &pending)
+                .filter(|span| span.is_cut(wanted, &mut tally, &state.stats))
+                .map(|span| span.to_work(work.owner));
+            level.extend(cut);
         }
     }
     let mut leaves = stream::iter(level)
@@ -677,14 +720,14 @@ fn estimate_tree(tree: &TreeCatalog, wanted: &FragmentRanges) -> Result<(Counts,
     }
     let mut tally = Tally::default();
     if tree.root.child_height().is_none() {
-        add_pending(&tree.root_pending(), wanted, &mut tally);
+        add_pending(&tree.pending, wanted, &mut tally);
         return Ok((tally.counts(&tree.label)?, true));
     }
     let mut guessed = Counts::default();
     let mut exact = true;
     let stats = ReadStats::default();
-    for work in tree.root_work() {
-        if let Some(cut) = add_whole(work, wanted, &mut tally, &stats) {
+    for cut in tree.root_spans() {
+        if cut.is_cut(wanted, &mut tally, &stats) {
             exact = false;
             let share = |n: u64| scale(n, covered(wanted, &cut.range), &cut.range);
             guessed.fragments += share(cut.child.counts.fragments);
@@ -732,7 +775,11 @@ fn flat_weights(flat: &FlatCatalog, wanted: &FragmentRanges) -> Vec<(Range<u64>,
     pieces
 }
 
-fn tree_weights(tree: &TreeCatalog, wanted: &FragmentRanges, parts: usize) -> Vec<(Range<u64>, u64)> {
+fn tree_weights(
+    tree: &TreeCatalog,
+    wanted: &FragmentRanges,
+    parts: usize,
+) -> Vec<(Range<u64>, u64)> {
     let bound = tree.max_fragment_id.map_or(0, |id| u64::from(id) + 1);
     let mut pieces = Vec::new();
     let mut push = |range: &Range<u64>, counts: Counts| {
@@ -748,7 +795,7 @@ fn tree_weights(tree: &TreeCatalog, wanted: &FragmentRanges, parts: usize) -> Ve
     };
     if tree.root.child_height().is_none() {
         for group in tree
-            .root_pending()
+            .pending
             .chunk_by(|a, b| a.mutation.target == b.mutation.target)
         {
             let id = group.first().map_or(0, |p| u64::from(p.mutation.target));
@@ -756,14 +803,8 @@ fn tree_weights(tree: &TreeCatalog, wanted: &FragmentRanges, parts: usize) -> Ve
         }
         return pieces;
     }
-    for (child, range) in tree
-        .root
-        .node
-        .children
-        .iter()
-        .zip(tree.root.node.child_ranges(&(0..ID_END)))
-    {
-        push(&range, child.counts);
+    for span in tree.root_spans() {
+        push(&span.range, span.child.counts);
     }
     pieces
 }
@@ -861,7 +902,7 @@ impl Snapshot {
             buffered: Some((tree.root.node.buffer.len() + tree.since_root.len()) as u64),
             watermark: None,
         }];
-        let mut level = select(tree.root_work(), wanted, &state.stats);
+        let mut level = tree.root_work(wanted, &state.stats);
         for _ in 1..height {
             let opened: Vec<_> = stream::iter(level)
                 .map(|work| async move {

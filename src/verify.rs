@@ -226,7 +226,8 @@ impl Verifier<'_> {
             }
         }
         self.object_done();
-        let mut stack = tree.root_work();
+        let all = FragmentRanges::all();
+        let mut stack = tree.root_work(&all, &self.state.stats);
         stack.reverse();
         self.objects_known += stack.len() as u64;
         // Depth first, so that what is waiting is at most a path's width.
@@ -236,8 +237,8 @@ impl Verifier<'_> {
             } else {
                 match tree.open_node(&work, &self.state).await {
                     Ok((node, pending)) => {
-                        let all = FragmentRanges::all();
-                        let mut below = overlapping(&node, &work, &pending, &all, &self.state.stats);
+                        let mut below =
+                            overlapping(&node, &work, &pending, &all, &self.state.stats);
                         self.objects_known += below.len() as u64;
                         below.reverse();
                         stack.extend(below);
@@ -285,11 +286,9 @@ impl Verifier<'_> {
     }
 
     async fn flat(&mut self) {
-        let walk = self.snapshot.fragments(
-            FragmentRanges::all(),
-            &WalkOptions::default(),
-            &self.state,
-        );
+        let walk =
+            self.snapshot
+                .fragments(FragmentRanges::all(), &WalkOptions::default(), &self.state);
         let mut walk = walk;
         let mut last = None;
         while let Some(batch) = walk.next().await {

@@ -1,5 +1,5 @@
 //! The command line as a user meets it: what it prints, where, and how it ends.
-#![allow(
+#![expect(
     clippy::unwrap_used,
     clippy::panic,
     reason = "helpers of tests, outside test functions"

@@ -138,9 +138,17 @@ async fn check_valid(expected: &Value, table: &Path) {
         .await
         .unwrap_or_else(|e| panic!("{name}: {e}"));
     let counts = snapshot.counts().expect("valid").expect("known");
-    assert_eq!(counts.fragments, number(expected, "num_fragments"), "{name}");
+    assert_eq!(
+        counts.fragments,
+        number(expected, "num_fragments"),
+        "{name}"
+    );
     assert_eq!(counts.total_rows, number(expected, "total_rows"), "{name}");
-    assert_eq!(counts.visible_rows, number(expected, "visible_rows"), "{name}");
+    assert_eq!(
+        counts.visible_rows,
+        number(expected, "visible_rows"),
+        "{name}"
+    );
     let fragments = resolve(&snapshot, FragmentRanges::all())
         .await
         .unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -152,7 +160,10 @@ async fn check_valid(expected: &Value, table: &Path) {
         .map(|v| v.as_u64().expect("an id"))
         .collect();
     assert_eq!(ids, listed, "{name}");
-    for (fragment, listed) in fragments.iter().zip(expected["fragments"].as_array().expect("a list")) {
+    for (fragment, listed) in fragments
+        .iter()
+        .zip(expected["fragments"].as_array().expect("a list"))
+    {
         check_record(name, fragment, listed);
     }
     if let Some(listed) = expected["rows"].as_array() {
@@ -163,7 +174,11 @@ async fn check_valid(expected: &Value, table: &Path) {
 fn check_record(name: &str, fragment: &fragtree::ResolvedFragment, listed: &Value) {
     let record = fragment.record().expect("a record");
     let label = format!("{name}, fragment {}", record.id);
-    assert_eq!(record.physical_rows, number(listed, "physical_rows"), "{label}");
+    assert_eq!(
+        record.physical_rows,
+        number(listed, "physical_rows"),
+        "{label}"
+    );
     let paths: Vec<_> = record.files.iter().map(|f| f.path.as_str()).collect();
     let expected: Vec<_> = listed["files"]
         .as_array()
@@ -172,7 +187,11 @@ fn check_record(name: &str, fragment: &fragtree::ResolvedFragment, listed: &Valu
         .map(|f| text(f, "path"))
         .collect();
     assert_eq!(paths, expected, "{label}");
-    for (file, expected) in record.files.iter().zip(listed["files"].as_array().expect("a list")) {
+    for (file, expected) in record
+        .files
+        .iter()
+        .zip(listed["files"].as_array().expect("a list"))
+    {
         let ints = |key: &str| -> Vec<i32> {
             let list = expected[key].as_array().expect("a list");
             list.iter()
@@ -181,10 +200,18 @@ fn check_record(name: &str, fragment: &fragtree::ResolvedFragment, listed: &Valu
         };
         assert_eq!(file.fields, ints("field_ids"), "{label}");
         assert_eq!(file.column_indices, ints("column_indices"), "{label}");
-        assert_eq!(file.file_size_bytes, number(expected, "file_size_bytes"), "{label}");
+        assert_eq!(
+            file.file_size_bytes,
+            number(expected, "file_size_bytes"),
+            "{label}"
+        );
     }
     let deleted = record.deletion_file.map(|d| d.num_deleted_rows);
-    assert_eq!(deleted, listed["deletion_file"]["num_deleted_rows"].as_u64(), "{label}");
+    assert_eq!(
+        deleted,
+        listed["deletion_file"]["num_deleted_rows"].as_u64(),
+        "{label}"
+    );
     if let Some(hex) = listed["record_protobuf_hex"].as_str() {
         let bytes: Vec<u8> = (0..hex.len())
             .step_by(2)
@@ -228,7 +255,9 @@ async fn valid_tables_are_read_as_listed() {
         check_valid(&expected, &valid.join(text(&expected, "tree_table"))).await;
         // The flat twin through the same type.
         let flat = valid.join(text(&expected, "flat_table"));
-        let flat = open(&flat, number(&expected, "flat_version")).await.expect("opens");
+        let flat = open(&flat, number(&expected, "flat_version"))
+            .await
+            .expect("opens");
         if let Some(listed) = expected["rows"].as_array() {
             check_rows(text(&expected, "name"), &flat, listed).await;
         }
@@ -277,9 +306,17 @@ async fn operate(table: &Path, version: u64, operation: &str) -> fragtree::Resul
 async fn corrupt_tables_are_refused_where_they_must_be() {
     let Some(fixtures) = fixtures() else { return };
     let scratch = tempfile::tempdir().expect("a directory");
-    copy_table(&fixtures.join("corrupt"), &scratch.path().join("corrupt"), scratch.path());
+    copy_table(
+        &fixtures.join("corrupt"),
+        &scratch.path().join("corrupt"),
+        scratch.path(),
+    );
     // Foreign leaves of corrupt tables lie in a valid one.
-    copy_table(&fixtures.join("valid"), &scratch.path().join("valid"), scratch.path());
+    copy_table(
+        &fixtures.join("valid"),
+        &scratch.path().join("valid"),
+        scratch.path(),
+    );
     let mut wrong = Vec::new();
     let mut checked = 0;
     for entry in std::fs::read_dir(scratch.path().join("corrupt")).expect("a directory") {
@@ -289,10 +326,16 @@ async fn corrupt_tables_are_refused_where_they_must_be() {
         let version = number(&case, "version");
         let list = |key: &str| -> Vec<String> {
             let list = case[key].as_array().expect("a list");
-            list.iter().map(|v| v.as_str().expect("text").to_string()).collect()
+            list.iter()
+                .map(|v| v.as_str().expect("text").to_string())
+                .collect()
         };
         let is_control = text(&case, "certainty") == "control";
-        let may = if is_control { list("operations_that_may_fail") } else { Vec::new() };
+        let may = if is_control {
+            list("operations_that_may_fail")
+        } else {
+            Vec::new()
+        };
         for operation in list("operations_that_must_fail") {
             checked += 1;
             match operate(&table, version, &operation).await {
@@ -304,7 +347,10 @@ async fn corrupt_tables_are_refused_where_they_must_be() {
         for operation in list("operations_not_affected").into_iter().chain(may) {
             checked += 1;
             if let Err(e) = operate(&table, version, &operation).await {
-                wrong.push(format!("{}: {operation} need not notice: {e}", text(&case, "case")));
+                wrong.push(format!(
+                    "{}: {operation} need not notice: {e}",
+                    text(&case, "case")
+                ));
             }
         }
         // `verify` sees all of it, and nothing in a table that is whole.
@@ -318,9 +364,18 @@ async fn corrupt_tables_are_refused_where_they_must_be() {
         .expect("a report");
         checked += 1;
         if report.ok() != is_control {
-            wrong.push(format!("{}: verify: {:?}", text(&case, "case"), report.findings));
+            wrong.push(format!(
+                "{}: verify: {:?}",
+                text(&case, "case"),
+                report.findings
+            ));
         }
     }
-    assert!(wrong.is_empty(), "{} of {checked} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {checked} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
     assert!(checked > 400, "{checked} operations");
 }

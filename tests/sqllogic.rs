@@ -110,7 +110,9 @@ impl Setting {
                 ("public", SystemColumns::default()),
                 ("sys", SystemColumns::ALL),
             ] {
-                let tables = engine.directory_schema(&uri, columns, Default::default()).await;
+                let tables = engine
+                    .directory_schema(&uri, columns, Default::default())
+                    .await;
                 register_schema(&ctx, schema, tables.expect("a folder"));
             }
         }
@@ -142,7 +144,11 @@ impl AsyncDB for Database {
         for batch in &batches {
             check_announced(&schema, &batch.schema())?;
         }
-        let types: Vec<_> = schema.fields().iter().map(|f| Kind::of(f.data_type())).collect();
+        let types: Vec<_> = schema
+            .fields()
+            .iter()
+            .map(|f| Kind::of(f.data_type()))
+            .collect();
         let mut rows = Vec::new();
         for batch in &batches {
             rows.extend(cells(batch)?);
@@ -150,7 +156,10 @@ impl AsyncDB for Database {
         if types.is_empty() && rows.is_empty() {
             return Ok(DBOutput::StatementComplete(0));
         }
-        let is_plan = schema.fields().first().is_some_and(|f| f.name() == "plan_type");
+        let is_plan = schema
+            .fields()
+            .first()
+            .is_some_and(|f| f.name() == "plan_type");
         if is_plan {
             rows = rows.iter().flat_map(|row| plan_lines(row)).collect();
         }
@@ -171,7 +180,9 @@ impl AsyncDB for Database {
 fn check_announced(announced: &Schema, found: &Schema) -> Result<(), DataFusionError> {
     let types = |schema: &Schema| -> Vec<(String, DataType)> {
         let fields = schema.fields().iter();
-        fields.map(|f| (f.name().clone(), f.data_type().clone())).collect()
+        fields
+            .map(|f| (f.name().clone(), f.data_type().clone()))
+            .collect()
     };
     if types(announced) == types(found) {
         return Ok(());
@@ -210,7 +221,11 @@ fn cells(batch: &RecordBatch) -> Result<Vec<Vec<String>>, DataFusionError> {
         Ok(if empty { "(empty)".into() } else { value })
     };
     (0..batch.num_rows())
-        .map(|row| (0..batch.num_columns()).map(|column| cell(column, row)).collect())
+        .map(|row| {
+            (0..batch.num_columns())
+                .map(|column| cell(column, row))
+                .collect()
+        })
         .collect()
 }
 
@@ -287,13 +302,18 @@ fn files() -> Vec<PathBuf> {
 }
 
 fn stem(path: &Path) -> String {
-    path.file_stem().expect("a name").to_string_lossy().into_owned()
+    path.file_stem()
+        .expect("a name")
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Runs one file to its end. Gives what went wrong, record by record.
 async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<String> {
     let name = stem(&file);
-    let scratch = tables.scratch().join(format!("runs/{name}-{}", setting.name()));
+    let scratch = tables
+        .scratch()
+        .join(format!("runs/{name}-{}", setting.name()));
     std::fs::create_dir_all(&scratch).expect("a folder");
     let mut script = std::fs::read_to_string(&file).expect("readable");
     let mut variables = tables.variables(setting.layout).clone();
@@ -313,7 +333,11 @@ async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<S
         }
         let engine = Engine::new();
         let tables = engine
-            .directory_schema(&common::text(&three), SystemColumns::default(), Default::default())
+            .directory_schema(
+                &common::text(&three),
+                SystemColumns::default(),
+                Default::default(),
+            )
             .await;
         register_schema(&ctx, "folder", tables.expect("a folder"));
     }
@@ -435,14 +459,24 @@ impl Providers {
             if NOT_COMPARED.contains(&name.as_str()) {
                 continue;
             }
-            let dataset = Dataset::open(&tables.uri(Layout::Flat, &name)).await.expect("opens");
+            let dataset = Dataset::open(&tables.uri(Layout::Flat, &name))
+                .await
+                .expect("opens");
             let dataset = Arc::new(dataset);
             for system in [false, true] {
-                let table = if system { format!("sys.{name}") } else { name.clone() };
+                let table = if system {
+                    format!("sys.{name}")
+                } else {
+                    name.clone()
+                };
                 let provider = LanceTableProvider::new(Arc::clone(&dataset), system, system);
                 register(&lance, &table, provider);
                 register(&memory, &table, in_memory(&dataset, system).await);
-                let columns = if system { SystemColumns::ALL } else { SystemColumns::default() };
+                let columns = if system {
+                    SystemColumns::ALL
+                } else {
+                    SystemColumns::default()
+                };
                 for (layout, ctx) in [(Layout::Flat, &flat), (Layout::Tree, &tree)] {
                     let options = TableOptions {
                         system_columns: columns,
@@ -512,7 +546,9 @@ async fn answer(ctx: &SessionContext, sql: &str) -> Result<Answer, DataFusionErr
     }
     rows.sort_unstable();
     let fields = schema.fields().iter();
-    let columns = fields.map(|f| (f.name().clone(), f.data_type().clone())).collect();
+    let columns = fields
+        .map(|f| (f.name().clone(), f.data_type().clone()))
+        .collect();
     Ok((columns, rows))
 }
 
@@ -523,8 +559,16 @@ fn difference(expected: &Answer, found: &Answer) -> Option<String> {
     if expected.1 == found.1 {
         return None;
     }
-    let missing = expected.1.iter().filter(|row| !found.1.contains(row)).take(3);
-    let surplus = found.1.iter().filter(|row| !expected.1.contains(row)).take(3);
+    let missing = expected
+        .1
+        .iter()
+        .filter(|row| !found.1.contains(row))
+        .take(3);
+    let surplus = found
+        .1
+        .iter()
+        .filter(|row| !expected.1.contains(row))
+        .take(3);
     Some(format!(
         "{} rows, expected {}; missing {:?}, surplus {:?}",
         found.1.len(),
@@ -569,7 +613,9 @@ async fn run_differential(tables: &Tables) -> Vec<String> {
             && let Ok(found) = answer(&providers.lance, &query.sql).await
             && difference(&expected, &found).is_none()
         {
-            wrong.push(format!("{place}: Lance's provider agrees: drop the comment"));
+            wrong.push(format!(
+                "{place}: Lance's provider agrees: drop the comment"
+            ));
         }
     }
     wrong.extend(whole_tables(tables, &providers).await);
@@ -597,11 +643,22 @@ async fn whole_tables(tables: &Tables, providers: &Providers) -> Vec<String> {
                 }
             }
         }
-        let lance = providers.lance.table_provider(name.as_str()).await.expect("a table").schema();
+        let lance = providers
+            .lance
+            .table_provider(name.as_str())
+            .await
+            .expect("a table")
+            .schema();
         for (layout, ctx) in [("flat", &providers.flat), ("tree", &providers.tree)] {
-            let schema = ctx.table_provider(name.as_str()).await.expect("a table").schema();
+            let schema = ctx
+                .table_provider(name.as_str())
+                .await
+                .expect("a table")
+                .schema();
             if schema != lance {
-                wrong.push(format!("{layout}: schema of {name}: {schema:?}, expected {lance:?}"));
+                wrong.push(format!(
+                    "{layout}: schema of {name}: {schema:?}, expected {lance:?}"
+                ));
             }
         }
     }
@@ -624,7 +681,10 @@ async fn run_dataframes(tables: &Tables) -> Vec<String> {
             let filtered = table.filter(filter.clone()).expect("a filter");
             let count = filtered.count().await.expect("counts");
             if count != expected {
-                wrong.push(format!("{}: {filter}: {count}, not {expected}", setting.name()));
+                wrong.push(format!(
+                    "{}: {filter}: {count}, not {expected}",
+                    setting.name()
+                ));
             }
         }
     }
@@ -644,5 +704,9 @@ async fn both_layouts_answer_as_written_and_as_lance_does() {
     }
     let scratch = common::text(tables.scratch());
     let report = wrong.join("\n\n").replace(&scratch, "…");
-    assert!(wrong.is_empty(), "{} things are wrong:\n\n{report}", wrong.len());
+    assert!(
+        wrong.is_empty(),
+        "{} things are wrong:\n\n{report}",
+        wrong.len()
+    );
 }

@@ -21,9 +21,9 @@ use fragtree::{
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use lance::Dataset;
 use lance::dataset::{InsertBuilder, WriteMode, WriteParams};
-use lance_index::scalar::ScalarIndexParams;
-use lance_index::IndexType;
 use lance::index::DatasetIndexExt;
+use lance_index::IndexType;
+use lance_index::scalar::ScalarIndexParams;
 use prost::Message;
 
 use probe::{Act, Probe};
@@ -117,7 +117,9 @@ async fn session(engine: &Engine, uri: &str) -> SessionContext {
 }
 
 async fn numbers(ctx: &SessionContext, sql: &str) -> Vec<i64> {
-    try_numbers(ctx, sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"))
+    try_numbers(ctx, sql)
+        .await
+        .unwrap_or_else(|e| panic!("{sql}: {e}"))
 }
 
 async fn try_numbers(ctx: &SessionContext, sql: &str) -> datafusion::error::Result<Vec<i64>> {
@@ -151,7 +153,11 @@ async fn queries_cost_what_they_touch() {
 
     let probe = Probe::default();
     let ctx = session(&engine(&probe), &probed(&dir)).await;
-    assert_eq!(probe.count(".manifest"), 2, "the manifest's tail, and that there is no next one");
+    assert_eq!(
+        probe.count(".manifest"),
+        2,
+        "the manifest's tail, and that there is no next one"
+    );
     assert_eq!(probe.count("_bt/root"), 1);
     assert_eq!(probe.count(""), 4, "and the version hint");
 
@@ -162,7 +168,12 @@ async fn queries_cost_what_they_touch() {
 
     let address = 77u64 << 32 | 3;
     let sql = format!("SELECT id FROM t WHERE _rowaddr = {address}");
-    ctx.sql(&format!("EXPLAIN {sql}")).await.expect("plans").collect().await.expect("runs");
+    ctx.sql(&format!("EXPLAIN {sql}"))
+        .await
+        .expect("plans")
+        .collect()
+        .await
+        .expect("runs");
     assert_eq!(probe.count(""), 0, "planning reads nothing");
     assert_eq!(numbers(&ctx, &sql).await, [77 * 5 + 3]);
     assert_eq!(probe.count("_bt/leaf"), 1);
@@ -174,13 +185,24 @@ async fn queries_cost_what_they_touch() {
     assert!(probe.count("/data/") <= opened);
 
     probe.reset();
-    assert_eq!(numbers(&ctx, "SELECT COUNT(*) FROM t WHERE _fragid BETWEEN 20 AND 119").await, [500]);
+    assert_eq!(
+        numbers(
+            &ctx,
+            "SELECT COUNT(*) FROM t WHERE _fragid BETWEEN 20 AND 119"
+        )
+        .await,
+        [500]
+    );
     assert_eq!(probe.count("/data/"), 0);
     assert!(probe.count("_bt/leaf") <= 2, "only cut leaves");
 
     // Row counts inside a fragment by arithmetic, and of a non-null column too.
     probe.reset();
-    let cut = format!("_rowaddr >= {} AND _rowaddr < {}", (20u64 << 32) | 3, (119u64 << 32) | 2);
+    let cut = format!(
+        "_rowaddr >= {} AND _rowaddr < {}",
+        (20u64 << 32) | 3,
+        (119u64 << 32) | 2
+    );
     let expected = 2 + 98 * 5 + 2;
     for count in ["COUNT(*)", "COUNT(id)"] {
         let sql = format!("SELECT {count} FROM t WHERE {cut}");
@@ -211,7 +233,11 @@ async fn cut_fragments_count_through_their_deletion_files() {
             );
             let expected = (from..to).filter(|id| id % 3 != 0).count();
             let expected = i64::try_from(expected).expect("small");
-            assert_eq!(numbers(&ctx, &sql).await, [expected], "{layout} {from}..{to}");
+            assert_eq!(
+                numbers(&ctx, &sql).await,
+                [expected],
+                "{layout} {from}..{to}"
+            );
         }
         assert_eq!(probe.count("/data/"), 0, "{layout}");
     }
@@ -229,8 +255,14 @@ async fn ten_thousand_addresses_in_a_list() {
         .step_by(2)
         .map(|id| ((id / 100) << 32 | (id % 100)).to_string())
         .collect();
-    let sql = format!("SELECT SUM(id) FROM t WHERE _rowaddr IN ({})", addresses.join(", "));
-    assert_eq!(numbers(&ctx, &sql).await, [(0..20_000).step_by(2).sum::<i64>()]);
+    let sql = format!(
+        "SELECT SUM(id) FROM t WHERE _rowaddr IN ({})",
+        addresses.join(", ")
+    );
+    assert_eq!(
+        numbers(&ctx, &sql).await,
+        [(0..20_000).step_by(2).sum::<i64>()]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,7 +273,10 @@ async fn a_plan_made_by_hand_reads_its_rows() {
     write(uri, 0..100, 10).await;
     to_tree(uri).await;
     let engine = Engine::new();
-    let provider = engine.provider(uri, TableOptions::default()).await.expect("opens");
+    let provider = engine
+        .provider(uri, TableOptions::default())
+        .await
+        .expect("opens");
     let ctx = SessionContext::new();
     let ids = |plan: RowAddressPlan, limit| {
         let (provider, ctx) = (provider.clone(), ctx.clone());
@@ -251,7 +286,9 @@ async fn a_plan_made_by_hand_reads_its_rows() {
                 .await
                 .expect("plans");
             let batches = collect(plan, ctx.task_ctx()).await.expect("runs");
-            let ids = batches.iter().flat_map(|b| b.column(1).as_primitive::<Int64Type>().values().to_vec());
+            let ids = batches
+                .iter()
+                .flat_map(|b| b.column(1).as_primitive::<Int64Type>().values().to_vec());
             let mut ids: Vec<_> = ids.collect();
             ids.sort_unstable();
             ids
@@ -259,16 +296,29 @@ async fn a_plan_made_by_hand_reads_its_rows() {
     };
     let fragments = FragmentRanges::from_ids([2, 9]);
     let expected: Vec<_> = (20..30).chain(90..100).collect();
-    assert_eq!(ids(RowAddressPlan::from_fragments(fragments), None).await, expected);
+    assert_eq!(
+        ids(RowAddressPlan::from_fragments(fragments), None).await,
+        expected
+    );
     let rows = RowAddrSet::from_addrs([3 << 32 | 1, 7 << 32 | 9, 7 << 32 | 10, 99 << 32]);
-    assert_eq!(ids(RowAddressPlan::from_rows(rows.clone()), None).await, [31, 79]);
+    assert_eq!(
+        ids(RowAddressPlan::from_rows(rows.clone()), None).await,
+        [31, 79]
+    );
     assert_eq!(ids(RowAddressPlan::from_rows(rows), Some(1)).await.len(), 1);
     let mut map = lance::dataset::scanner::RowAddrTreeMap::new();
     map.insert_fragment(4);
     map.insert(5 << 32);
     let expected: Vec<_> = (40..51).collect();
-    assert_eq!(ids(RowAddressPlan::from_row_addr_map(&map), None).await, expected);
-    assert!(ids(RowAddressPlan::from_rows(RowAddrSet::empty()), None).await.is_empty());
+    assert_eq!(
+        ids(RowAddressPlan::from_row_addr_map(&map), None).await,
+        expected
+    );
+    assert!(
+        ids(RowAddressPlan::from_rows(RowAddrSet::empty()), None)
+            .await
+            .is_empty()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -286,12 +336,18 @@ async fn sixty_four_queries_share_one_provider() {
     let queries = (0..64i64).map(|q| {
         let ctx = ctx.clone();
         async move {
-            let sql = format!("SELECT SUM(id) FROM t WHERE _fragid = {q} OR _fragid = {}", 63 - q);
+            let sql = format!(
+                "SELECT SUM(id) FROM t WHERE _fragid = {q} OR _fragid = {}",
+                63 - q
+            );
             let sum = |f: i64| (f * 10..f * 10 + 10).sum::<i64>();
             assert_eq!(numbers(&ctx, &sql).await, [sum(q) + sum(63 - q)]);
         }
     });
-    futures::stream::iter(queries).buffer_unordered(64).collect::<Vec<_>>().await;
+    futures::stream::iter(queries)
+        .buffer_unordered(64)
+        .collect::<Vec<_>>()
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -304,7 +360,8 @@ async fn a_busy_store_is_asked_again_and_a_dead_one_is_an_error() {
     for (times, works) in [(2, true), (usize::MAX, false)] {
         let failures = Arc::new(AtomicUsize::new(0));
         let probe = Probe::hooked(move |_, location| {
-            let fails = location.contains("_bt/leaf") && failures.fetch_add(1, Ordering::SeqCst) < times;
+            let fails =
+                location.contains("_bt/leaf") && failures.fetch_add(1, Ordering::SeqCst) < times;
             let act = if fails { Act::Busy } else { Act::Pass };
             async move { act }.boxed()
         });
@@ -335,7 +392,9 @@ async fn a_missing_data_file_fails_only_who_reads_it() {
         let bytes = std::fs::read(&path).expect("readable");
         std::fs::remove_file(&path).expect("removed");
         let ctx = session(&Engine::new(), uri).await;
-        let error = try_numbers(&ctx, "SELECT SUM(id) FROM t").await.expect_err("missing");
+        let error = try_numbers(&ctx, "SELECT SUM(id) FROM t")
+            .await
+            .expect_err("missing");
         let error = error.to_string();
         assert!(error.contains(&file), "names the file: {error}");
         assert!(error.contains("version"), "and the version: {error}");
@@ -368,7 +427,10 @@ async fn dropping_a_query_stops_its_requests() {
     let before = probe.count("");
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(probe.count(""), before, "nothing goes on");
-    assert_eq!(numbers(&ctx, "SELECT COUNT(*) FROM t WHERE g = 3").await, [200]);
+    assert_eq!(
+        numbers(&ctx, "SELECT COUNT(*) FROM t WHERE g = 3").await,
+        [200]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -398,14 +460,21 @@ async fn a_conversion_loses_a_race_and_starts_over() {
     assert_eq!((report.from_version, report.to_version), (2, Some(3)));
     assert_eq!(report.visible_rows, 150);
     let ctx = session(&Engine::new(), &uri).await;
-    assert_eq!(numbers(&ctx, "SELECT SUM(id) FROM t").await, [(0..150).sum::<i64>()]);
-    let verified = fragtree::verify::verify(&uri, Default::default(), OpenOptions::default(), |_| {})
-        .await
-        .expect("readable");
+    assert_eq!(
+        numbers(&ctx, "SELECT SUM(id) FROM t").await,
+        [(0..150).sum::<i64>()]
+    );
+    let verified =
+        fragtree::verify::verify(&uri, Default::default(), OpenOptions::default(), |_| {})
+            .await
+            .expect("readable");
     assert!(verified.ok(), "{verified:?}");
     // What the lost attempt wrote is gone again.
     let objects = walk(&dir.join("_bt"));
-    assert_eq!(objects as u64, report.leaves + report.nodes + u64::from(!report.root_inline));
+    assert_eq!(
+        objects as u64,
+        report.leaves + report.nodes + u64::from(!report.root_inline)
+    );
 }
 
 fn walk(dir: &Path) -> usize {
@@ -423,11 +492,12 @@ async fn an_ambiguous_commit_is_settled_by_reading_back() {
     let uri = dir.to_str().expect("UTF-8");
     write(uri, 0..100, 10).await;
     let probe = Probe::hooked(|verb, location| {
-        let act = if verb == "put" && location.contains("_versions") && location.ends_with(".manifest") {
-            Act::DoneButFailed
-        } else {
-            Act::Pass
-        };
+        let act =
+            if verb == "put" && location.contains("_versions") && location.ends_with(".manifest") {
+                Act::DoneButFailed
+            } else {
+                Act::Pass
+            };
         async move { act }.boxed()
     });
     let report = convert(&probed(&dir), small(), engine(&probe).open_options())
@@ -454,7 +524,10 @@ async fn a_failed_conversion_leaves_the_table_as_it_was() {
         });
         let outcome = convert(&probed(&dir), small(), engine(&probe).open_options()).await;
         let ctx = session(&Engine::new(), uri).await;
-        assert_eq!(numbers(&ctx, "SELECT SUM(id) FROM t").await, [(0..500).sum::<i64>()]);
+        assert_eq!(
+            numbers(&ctx, "SELECT SUM(id) FROM t").await,
+            [(0..500).sum::<i64>()]
+        );
         if let Ok(report) = outcome {
             assert!(failing > 3, "{failing} puts");
             assert_eq!(report.to_version, Some(2));
@@ -469,7 +542,11 @@ async fn flat_fragments(uri: &str, version: u64) -> Vec<lance_table::format::pb:
         .await
         .expect("opens");
     let batches: Vec<_> = snapshot
-        .fragments(FragmentRanges::all(), &Default::default(), &Default::default())
+        .fragments(
+            FragmentRanges::all(),
+            &Default::default(),
+            &Default::default(),
+        )
         .try_collect()
         .await
         .expect("valid");
@@ -485,38 +562,65 @@ async fn converting_there_and_back_loses_nothing() {
     let mut dataset = write(uri, 0..200, 10).await;
     dataset.delete("id % 7 = 0").await.expect("deleted");
     dataset
-        .create_index(&["id"], IndexType::BTree, None, &ScalarIndexParams::default(), true)
+        .create_index(
+            &["id"],
+            IndexType::BTree,
+            None,
+            &ScalarIndexParams::default(),
+            true,
+        )
         .await
         .expect("indexed");
     dataset
         .update_config([("owner", "me")])
         .await
         .expect("configured");
-    dataset.tags().create("before", dataset.version_id()).await.expect("tagged");
+    dataset
+        .tags()
+        .create("before", dataset.version_id())
+        .await
+        .expect("tagged");
     let before = dataset.version_id();
     let dataset = Dataset::open(uri).await.expect("opens");
     let indexes = dataset.load_indices().await.expect("readable");
 
     let tree = to_tree(uri).await;
     assert_eq!(tree.from_version, before);
-    let refused = Dataset::open(uri).await.expect_err("released Lance refuses a tree");
+    let refused = Dataset::open(uri)
+        .await
+        .expect_err("released Lance refuses a tree");
     assert!(refused.to_string().contains("cannot be read"), "{refused}");
-    let snapshot = Snapshot::open(uri, OpenOptions::default()).await.expect("opens");
+    let snapshot = Snapshot::open(uri, OpenOptions::default())
+        .await
+        .expect("opens");
     assert_eq!(snapshot.layout(), Layout::Tree);
-    assert_eq!(*snapshot.shell().load_indices().await.expect("readable"), *indexes);
-    let again = convert(uri, small(), OpenOptions::default()).await.expect_err("a tree already");
+    assert_eq!(
+        *snapshot.shell().load_indices().await.expect("readable"),
+        *indexes
+    );
+    let again = convert(uri, small(), OpenOptions::default())
+        .await
+        .expect_err("a tree already");
     assert!(matches!(again, Error::InvalidInput { .. }), "{again}");
 
     let options = ConvertOptions::to_flat();
-    let flat = convert(uri, options, OpenOptions::default()).await.expect("converted");
+    let flat = convert(uri, options, OpenOptions::default())
+        .await
+        .expect("converted");
     let dataset = Dataset::open(uri).await.expect("Lance opens it again");
     assert_eq!(Some(dataset.version_id()), flat.to_version);
     assert_eq!(dataset.count_rows(None).await.expect("counts"), 171);
     assert_eq!(*dataset.load_indices().await.expect("readable"), *indexes);
     assert_eq!(dataset.config()["owner"], "me");
     let version = flat.to_version.expect("published");
-    assert_eq!(flat_fragments(uri, before).await, flat_fragments(uri, version).await);
-    assert_eq!(flat_fragments(uri, before).await, flat_fragments(uri, before + 1).await);
+    assert_eq!(
+        flat_fragments(uri, before).await,
+        flat_fragments(uri, version).await
+    );
+    assert_eq!(
+        flat_fragments(uri, before).await,
+        flat_fragments(uri, before + 1).await
+    );
     let tagged = Engine::new()
         .open(uri, VersionRef::tag("before"), Default::default())
         .await
@@ -532,14 +636,27 @@ async fn a_dry_run_says_sizes_and_writes_nothing() {
     let dir = dir.path().join("t.lance");
     let uri = dir.to_str().expect("UTF-8");
     write(uri, 0..200, 10).await;
-    let dry = ConvertOptions { dry_run: true, ..small() };
-    let dry = convert(uri, dry, OpenOptions::default()).await.expect("worked out");
+    let dry = ConvertOptions {
+        dry_run: true,
+        ..small()
+    };
+    let dry = convert(uri, dry, OpenOptions::default())
+        .await
+        .expect("worked out");
     assert_eq!(dry.to_version, None);
     assert!(!dir.join("_bt").exists());
     let declined = convert(uri, ConvertOptions::to_tree(), OpenOptions::default()).await;
-    assert!(declined.expect_err("too few").to_string().contains("--force"));
+    assert!(
+        declined
+            .expect_err("too few")
+            .to_string()
+            .contains("--force")
+    );
     let wet = to_tree(uri).await;
-    assert_eq!((dry.leaves, dry.leaf_bytes, dry.height), (wet.leaves, wet.leaf_bytes, wet.height));
+    assert_eq!(
+        (dry.leaves, dry.leaf_bytes, dry.height),
+        (wet.leaves, wet.leaf_bytes, wet.height)
+    );
 }
 
 /// Rewrites the manifest of version 1 as writers before 0.5 left it: unnamed, with wrong counts.
@@ -594,21 +711,43 @@ async fn what_is_missing_is_named_with_what_is_near() {
     dataset.tags().create("good", 1).await.expect("tagged");
     append(uri, 10..20).await;
     let open = |uri: String, reference: VersionRef| async move {
-        let error = Engine::new().open(&uri, reference, Default::default()).await;
+        let error = Engine::new()
+            .open(&uri, reference, Default::default())
+            .await;
         let error = error.expect_err("missing");
         assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
         error.to_string()
     };
-    let near = dir.path().join("their.lance").to_str().expect("UTF-8").to_string();
-    assert!(open(near, VersionRef::latest()).await.contains("there.lance"));
+    let near = dir
+        .path()
+        .join("their.lance")
+        .to_str()
+        .expect("UTF-8")
+        .to_string();
+    assert!(
+        open(near, VersionRef::latest())
+            .await
+            .contains("there.lance")
+    );
     let version = open(uri.into(), VersionRef::version(9)).await;
     assert!(version.contains("near it: 1, 2"), "{version}");
-    assert!(open(uri.into(), VersionRef::tag("bad")).await.contains("good"));
-    assert!(open(uri.into(), VersionRef::branch("side")).await.contains("no branch"));
+    assert!(
+        open(uri.into(), VersionRef::tag("bad"))
+            .await
+            .contains("good")
+    );
+    assert!(
+        open(uri.into(), VersionRef::branch("side"))
+            .await
+            .contains("no branch")
+    );
     let old = "2001-01-01".parse().expect("a time");
     assert!(open(uri.into(), old).await.contains("the oldest is from"));
     let now = VersionRef::timestamp(chrono::Utc::now());
-    let latest = Engine::new().open(uri, now, Default::default()).await.expect("opens");
+    let latest = Engine::new()
+        .open(uri, now, Default::default())
+        .await
+        .expect("opens");
     assert_eq!(latest.version(), 2);
 }
 
@@ -618,7 +757,9 @@ async fn a_provider_refuses_a_projection_outside_its_schema() {
     let uri = dir.path().join("t.lance");
     let uri = uri.to_str().expect("UTF-8");
     write(uri, 0..10, 10).await;
-    let snapshot = Snapshot::open(uri, OpenOptions::default()).await.expect("opens");
+    let snapshot = Snapshot::open(uri, OpenOptions::default())
+        .await
+        .expect("opens");
     let provider = SnapshotProvider::try_new(snapshot, SystemColumns::default()).expect("made");
     let ctx = SessionContext::new();
     let outside = provider.scan(&ctx.state(), Some(&vec![7]), &[], None).await;

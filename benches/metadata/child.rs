@@ -50,7 +50,10 @@ pub(crate) async fn run(task: &Task) -> Result<Vec<(Side, Sample)>> {
         Work::Point => run.sql(&row_query(task, task.facts.point)).await,
         Work::Range => run.sql(&range_query(task)).await,
         Work::Limit => run.limit().await,
-        Work::Scan => run.sql(task.facts.scan.as_deref().ok_or("nothing to scan")?).await,
+        Work::Scan => {
+            run.sql(task.facts.scan.as_deref().ok_or("nothing to scan")?)
+                .await
+        }
         Work::Record => run.record().await,
         Work::Handles => run.walk(Touch::Counts).await,
         Work::Records => run.walk(Touch::Records).await,
@@ -78,7 +81,10 @@ fn range_query(task: &Task) -> String {
     match task.side {
         Side::Lance | Side::LanceUnordered => {
             let rows: Vec<_> = task.facts.range_rows.iter().map(u64::to_string).collect();
-            format!("SELECT {columns} FROM t WHERE _rowaddr IN ({})", rows.join(", "))
+            format!(
+                "SELECT {columns} FROM t WHERE _rowaddr IN ({})",
+                rows.join(", ")
+            )
         }
         Side::Flat | Side::Tree => {
             format!("SELECT {columns} FROM t WHERE _fragid BETWEEN {first} AND {last}")
@@ -87,7 +93,11 @@ fn range_query(task: &Task) -> String {
 }
 
 fn points(task: &Task) -> Vec<String> {
-    task.facts.points.iter().map(|p| row_query(task, *p)).collect()
+    task.facts
+        .points
+        .iter()
+        .map(|p| row_query(task, *p))
+        .collect()
 }
 
 /// Counts whose edges fall inside leaves, all over the table.
@@ -125,7 +135,8 @@ impl Clock {
 
     fn lap(&mut self, phase: &str) {
         let now = Instant::now();
-        self.phases.insert(phase.to_string(), milliseconds(now - self.lap));
+        self.phases
+            .insert(phase.to_string(), milliseconds(now - self.lap));
         self.lap = now;
     }
 }
@@ -300,8 +311,13 @@ impl<'a> Run<'a> {
     /// Which ten rows is anybody's choice; that there are ten is not.
     async fn limit(&self) -> Result<Sample> {
         let columns = self.task.facts.columns.join(", ");
-        let mut sample = self.sql(&format!("SELECT {columns} FROM t LIMIT 10")).await?;
-        let rows = sample.answer.split_once(',').map(|(rows, _)| rows.to_string());
+        let mut sample = self
+            .sql(&format!("SELECT {columns} FROM t LIMIT 10"))
+            .await?;
+        let rows = sample
+            .answer
+            .split_once(',')
+            .map(|(rows, _)| rows.to_string());
         sample.answer = rows.ok_or("fewer than ten rows")?;
         Ok(sample)
     }
@@ -313,7 +329,9 @@ impl<'a> Run<'a> {
             Side::Lance | Side::LanceUnordered => {
                 let dataset = self.dataset().await?;
                 clock.lap("open");
-                let fragment = dataset.get_fragment(usize::try_from(id)?).ok_or("no fragment")?;
+                let fragment = dataset
+                    .get_fragment(usize::try_from(id)?)
+                    .ok_or("no fragment")?;
                 pb::DataFragment::from(fragment.metadata())
             }
             Side::Flat | Side::Tree => {
@@ -336,7 +354,10 @@ impl<'a> Run<'a> {
                 let dataset = self.dataset().await?;
                 clock.lap("open");
                 for fragment in dataset.fragments().iter() {
-                    let deleted = fragment.deletion_file.as_ref().and_then(|d| d.num_deleted_rows);
+                    let deleted = fragment
+                        .deletion_file
+                        .as_ref()
+                        .and_then(|d| d.num_deleted_rows);
                     let rows = fragment.physical_rows.unwrap_or_default() as u64;
                     seen.counts(fragment.id, rows, deleted.unwrap_or_default() as u64);
                     match touch {
@@ -444,7 +465,11 @@ async fn warm_scan(task: &Task) -> Result<Vec<(Side, Sample)>> {
 /// Rows as text, in an order of their own; many of them as their number and a hash.
 fn digest(batches: &[RecordBatch]) -> Result<String> {
     let table = pretty_format_batches(batches)?.to_string();
-    let mut lines: Vec<&str> = table.lines().filter(|l| l.starts_with('|')).skip(1).collect();
+    let mut lines: Vec<&str> = table
+        .lines()
+        .filter(|l| l.starts_with('|'))
+        .skip(1)
+        .collect();
     lines.sort_unstable();
     if lines.len() <= 4 {
         return Ok(lines.join("\n"));

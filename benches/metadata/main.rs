@@ -56,10 +56,7 @@ pub(crate) struct Options {
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.first().map(String::as_str) {
-        Some("--child") => args
-            .get(1)
-            .ok_or_else(|| "a child needs a task".into())
-            .and_then(|task| run_child(task)),
+        Some("--child") => run_child(),
         _ => run(args),
     };
     match done {
@@ -86,9 +83,12 @@ fn run(args: Vec<String>) -> Result<()> {
     matrix::run(&options)
 }
 
-fn run_child(task: &str) -> Result<()> {
-    let task: Task = serde_json::from_str(task)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+/// Takes a task from standard input and prints its samples as one line of JSON.
+fn run_child() -> Result<()> {
+    let task: Task = serde_json::from_reader(std::io::stdin().lock())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     let samples = runtime.block_on(child::run(&task))?;
     println!("{}", serde_json::to_string(&samples)?);
     Ok(())

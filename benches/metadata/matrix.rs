@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -139,7 +140,14 @@ impl Cells {
         self.cells.iter()
     }
 
-    pub(crate) fn find(&self, table: &str, work: Work, store: Store, side: Side, policy: &str) -> Option<&Cell> {
+    pub(crate) fn find(
+        &self,
+        table: &str,
+        work: Work,
+        store: Store,
+        side: Side,
+        policy: &str,
+    ) -> Option<&Cell> {
         self.cells.iter().find(|c| {
             c.table == table
                 && c.work == work
@@ -155,7 +163,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut cells = Cells::load(options.out.as_deref())?;
     if !options.no_run {
         let root = scratch()?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
         let specs: &[Spec] = if options.quick { &QUICK } else { &TABLES };
         let reps = options.reps.unwrap_or(if options.quick { 3 } else { 5 });
         let revision = revision();
@@ -184,7 +194,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn wanted(options: &Options, name: &str) -> bool {
-    options.only.is_empty() || options.only.iter().any(|o| name.contains(&o.to_lowercase()))
+    options.only.is_empty()
+        || options
+            .only
+            .iter()
+            .any(|o| name.contains(&o.to_lowercase()))
 }
 
 /// Where tables are kept.
@@ -203,7 +217,11 @@ fn revision() -> String {
     };
     let hash = git(&["rev-parse", "--short", "HEAD"]).unwrap_or_else(|| "unknown".into());
     let changed = git(&["status", "--porcelain", "--", "src"]).is_some_and(|s| !s.is_empty());
-    if changed { format!("{hash} with changes") } else { hash }
+    if changed {
+        format!("{hash} with changes")
+    } else {
+        hash
+    }
 }
 
 struct Bench<'a> {
@@ -313,12 +331,20 @@ impl Bench<'_> {
 /// Runs a task in a process of its own.
 fn child(task: &Task) -> Result<Vec<(Side, Sample)>> {
     let mut command = Command::new(env::current_exe()?);
-    command.arg("--child").arg(serde_json::to_string(task)?);
+    command.arg("--child");
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     if matches!(task.store, Store::Counted | Store::Slow) {
         // Latest versions are then listed, as where listings come in order.
         command.env("LANCE_USE_VERSION_HINT", "0");
     }
-    let output = command.output()?;
+    let mut child = command.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(&serde_json::to_vec(task)?)?;
+    }
+    let output = child.wait_with_output()?;
     if !output.status.success() {
         return Err(format!(
             "{:?} {:?} on {} ({:?}) failed: {}",

@@ -45,7 +45,9 @@ impl Meter {
 
     fn count(&self, verb: &str, location: &str, bytes: u64) {
         let mut costs = self.costs.lock();
-        let cost = costs.entry(format!("{verb} {}", kind(location))).or_default();
+        let cost = costs
+            .entry(format!("{verb} {}", kind(location)))
+            .or_default();
         cost.requests += 1;
         cost.bytes += bytes;
     }
@@ -111,7 +113,8 @@ impl ObjectStore for Metered {
         options: PutOptions,
     ) -> Result<PutResult> {
         self.meter.wait().await;
-        self.meter.count("put", location.as_ref(), payload.content_length() as u64);
+        self.meter
+            .count("put", location.as_ref(), payload.content_length() as u64);
         self.inner.put_opts(location, payload, options).await
     }
 

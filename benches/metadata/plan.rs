@@ -25,8 +25,7 @@ pub(crate) enum Side {
 
 impl Side {
     pub(crate) const MAIN: [Self; 3] = [Self::Lance, Self::Flat, Self::Tree];
-    pub(crate) const ALL: [Self; 4] =
-        [Self::Lance, Self::LanceUnordered, Self::Flat, Self::Tree];
+    pub(crate) const ALL: [Self; 4] = [Self::Lance, Self::LanceUnordered, Self::Flat, Self::Tree];
 
     pub(crate) fn title(self) -> &'static str {
         match self {

@@ -32,7 +32,11 @@ struct Frame {
 }
 
 impl Frame {
-    fn around(values: impl Iterator<Item = f64>, (left, top): (f64, f64), (width, height): (f64, f64)) -> Self {
+    fn around(
+        values: impl Iterator<Item = f64>,
+        (left, top): (f64, f64),
+        (width, height): (f64, f64),
+    ) -> Self {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.filter(|v| *v > 0.0) {
             low = low.min(value.log10().floor());
@@ -145,14 +149,22 @@ pub(crate) fn bars(title: &str, unit: &str, groups: &[String], series: Vec<Serie
     const HEIGHT: f64 = 420.0;
     let mut svg = start(WIDTH, HEIGHT, title);
     legend(&mut svg, series.iter().map(|s| s.name.as_str()), 56.0);
-    let values = series.iter().flat_map(|s| s.points.iter().copied().flatten());
+    let values = series
+        .iter()
+        .flat_map(|s| s.points.iter().copied().flatten());
     let frame = Frame::around(values, (84.0, 84.0), (WIDTH - 108.0, HEIGHT - 140.0));
     frame.draw(&mut svg, unit);
     let group = frame.width / groups.len().max(1) as f64;
     let bar = group * 0.8 / series.len().max(1) as f64;
     for (i, name) in groups.iter().enumerate() {
         let left = frame.left + group * i as f64;
-        text(&mut svg, (left + group / 2.0, frame.bottom() + 20.0), "middle", 13, name);
+        text(
+            &mut svg,
+            (left + group / 2.0, frame.bottom() + 20.0),
+            "middle",
+            13,
+            name,
+        );
         for (j, (series, color)) in series.iter().zip(COLORS).enumerate() {
             let Some(value) = series.points.get(i).copied().flatten() else {
                 continue;
@@ -165,7 +177,13 @@ pub(crate) fn bars(title: &str, unit: &str, groups: &[String], series: Vec<Serie
                 bar - 3.0,
                 frame.bottom() - y
             );
-            text(&mut svg, (x + bar / 2.0 - 1.5, y - 5.0), "middle", 11, &short(value));
+            text(
+                &mut svg,
+                (x + bar / 2.0 - 1.5, y - 5.0),
+                "middle",
+                11,
+                &short(value),
+            );
         }
     }
     text(
@@ -194,14 +212,29 @@ pub(crate) fn lines(title: &str, x_label: &str, xs: &[f64], panels: &[Panel]) ->
     };
     let (first, span) = span(xs);
     for (i, panel) in panels.iter().enumerate() {
-        let values = panel.series.iter().flat_map(|s| s.points.iter().copied().flatten());
+        let values = panel
+            .series
+            .iter()
+            .flat_map(|s| s.points.iter().copied().flatten());
         let place = (PANEL * i as f64 + 84.0, 108.0);
         let frame = Frame::around(values, place, (PANEL - 116.0, HEIGHT - 172.0));
         frame.draw(&mut svg, &panel.unit);
-        text(&mut svg, (frame.left, frame.top - 14.0), "start", 14, &panel.title);
+        text(
+            &mut svg,
+            (frame.left, frame.top - 14.0),
+            "start",
+            14,
+            &panel.title,
+        );
         let at = |x: f64| frame.left + frame.width * (x.log10() - first) / span;
         for x in xs {
-            text(&mut svg, (at(*x), frame.bottom() + 20.0), "middle", 12, &short(*x));
+            text(
+                &mut svg,
+                (at(*x), frame.bottom() + 20.0),
+                "middle",
+                12,
+                &short(*x),
+            );
         }
         text(
             &mut svg,
@@ -216,14 +249,20 @@ pub(crate) fn lines(title: &str, x_label: &str, xs: &[f64], panels: &[Panel]) ->
                 .zip(&series.points)
                 .filter_map(|(x, value)| Some((at(*x), frame.y((*value)?))))
                 .collect();
-            let path: Vec<_> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+            let path: Vec<_> = points
+                .iter()
+                .map(|(x, y)| format!("{x:.1},{y:.1}"))
+                .collect();
             let _ = writeln!(
                 svg,
                 "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>",
                 path.join(" ")
             );
             for (x, y) in points {
-                let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{color}\"/>");
+                let _ = writeln!(
+                    svg,
+                    "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{color}\"/>"
+                );
             }
         }
     }

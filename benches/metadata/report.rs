@@ -14,7 +14,12 @@ const END: &str = "<!-- measured: end -->";
 /// The tables the targets are for.
 const BIG: [&str; 2] = ["1m_x1", "100k_x30"];
 /// The tables of growing size.
-const GROWING: [(&str, f64); 4] = [("1k_x1", 1e3), ("10k_x1", 1e4), ("100k_x1", 1e5), ("1m_x1", 1e6)];
+const GROWING: [(&str, f64); 4] = [
+    ("1k_x1", 1e3),
+    ("10k_x1", 1e4),
+    ("100k_x1", 1e5),
+    ("1m_x1", 1e6),
+];
 const FABRICATED: [&str; 5] = ["1k_x1", "10k_x1", "100k_x1", "1m_x1", "100k_x30"];
 const REAL: &str = "real_2000";
 
@@ -48,7 +53,12 @@ fn stat(cell: &Cell) -> Option<Stat> {
         wall: median(walls().collect()),
         fastest: walls().fold(f64::INFINITY, f64::min),
         slowest: walls().fold(0.0, f64::max),
-        peak: median(cell.samples.iter().map(|s| s.peak_kb as f64 / 1024.0).collect()),
+        peak: median(
+            cell.samples
+                .iter()
+                .map(|s| s.peak_kb as f64 / 1024.0)
+                .collect(),
+        ),
         cost: last.total(),
         sample: last.clone(),
     })
@@ -67,7 +77,11 @@ pub(crate) fn line(cell: &Cell) -> String {
         let _ = write!(line, ", {phase} {ms:.2}");
     }
     if stat.cost.requests > 0 {
-        let _ = write!(line, "; {} requests, {} bytes:", stat.cost.requests, stat.cost.bytes);
+        let _ = write!(
+            line,
+            "; {} requests, {} bytes:",
+            stat.cost.requests, stat.cost.bytes
+        );
         for (kind, cost) in &stat.sample.costs {
             let _ = write!(line, " [{kind} {}, {}]", cost.requests, cost.bytes);
         }
@@ -92,7 +106,9 @@ struct Check {
 
 impl Report<'_> {
     fn get(&self, table: &str, work: Work, store: Store, side: Side) -> Option<Stat> {
-        self.cells.find(table, work, store, side, &self.policy).and_then(stat)
+        self.cells
+            .find(table, work, store, side, &self.policy)
+            .and_then(stat)
     }
 
     /// What the conversion of a table said about its tree.
@@ -168,7 +184,8 @@ impl Report<'_> {
 
     fn check_count(&self, table: &str, checks: &mut Vec<Check>) {
         let name = "open and `COUNT(*)`";
-        let Some((_, cost)) = self.check_ratios(table, (Work::Count, name), (200.0, 1000.0), checks)
+        let Some((_, cost)) =
+            self.check_ratios(table, (Work::Count, name), (200.0, 1000.0), checks)
         else {
             return;
         };
@@ -179,14 +196,18 @@ impl Report<'_> {
             work: name,
             what: "requests",
             target: "at most 3".into(),
-            found: format!("{} ({hinted} where a version hint is used)", cost.cost.requests),
+            found: format!(
+                "{} ({hinted} where a version hint is used)",
+                cost.cost.requests
+            ),
             reached: Some(cost.cost.requests <= 3 && hinted <= 3),
         });
     }
 
     /// Requests for metadata: neither data nor deletion files.
     fn metadata(stat: &Stat) -> Cost {
-        stat.sample.sum(|kind| !kind.contains("data file") && !kind.contains("deletion file"))
+        stat.sample
+            .sum(|kind| !kind.contains("data file") && !kind.contains("deletion file"))
     }
 
     fn check_requests(
@@ -227,7 +248,11 @@ impl Report<'_> {
             work: name,
             what: "tree objects",
             target: "under 300 KB at 1M".into(),
-            found: format!("{}, {} with the manifest", size(objects), size(Self::metadata(&cost).bytes)),
+            found: format!(
+                "{}, {} with the manifest",
+                size(objects),
+                size(Self::metadata(&cost).bytes)
+            ),
             reached: (table == "1m_x1").then_some(objects < 300_000),
         });
     }
@@ -245,7 +270,10 @@ impl Report<'_> {
     fn check_stream(&self, table: &str, checks: &mut Vec<Check>) -> Option<()> {
         let local = |work, side| self.get(table, work, Store::Local, side);
         let counted = |side| self.get(table, Work::Records, Store::Counted, side);
-        let (flat, tree) = (local(Work::Records, Side::Lance)?, local(Work::Records, Side::Tree)?);
+        let (flat, tree) = (
+            local(Work::Records, Side::Lance)?,
+            local(Work::Records, Side::Tree)?,
+        );
         let handles = local(Work::Handles, Side::Tree)?;
         let (flat_cost, tree_cost) = (counted(Side::Lance)?, counted(Side::Tree)?);
         let mut push = |what, target: String, found: String, reached| {
@@ -274,7 +302,11 @@ impl Report<'_> {
         push(
             "bytes",
             "0.6".into(),
-            format!("{} → {}, {share:.2}", size(flat_cost.cost.bytes), size(tree_cost.cost.bytes)),
+            format!(
+                "{} → {}, {share:.2}",
+                size(flat_cost.cost.bytes),
+                size(tree_cost.cost.bytes)
+            ),
             share <= 0.6,
         );
         let objects = tree_cost.sample.sum(|kind| kind.contains("tree")).requests;
@@ -290,7 +322,10 @@ impl Report<'_> {
             push(
                 "peak memory",
                 "bounded by the window".into(),
-                format!("{:.0} MiB at 100K, {:.0} MiB at 1M", smaller.peak, tree.peak),
+                format!(
+                    "{:.0} MiB at 100K, {:.0} MiB at 1M",
+                    smaller.peak, tree.peak
+                ),
                 tree.peak <= smaller.peak * 1.5,
             );
         }
@@ -300,7 +335,9 @@ impl Report<'_> {
     fn check_prototype(&self, checks: &mut Vec<Check>) -> Option<()> {
         let table = BIG[0];
         let record = self.get(table, Work::Record, Store::Local, Side::Tree)?;
-        let cost = self.get(table, Work::Record, Store::Counted, Side::Tree)?.cost;
+        let cost = self
+            .get(table, Work::Record, Store::Counted, Side::Tree)?
+            .cost;
         let all = self.get(table, Work::Records, Store::Local, Side::Tree)?;
         let mut push = |work, what, target: &str, found, reached| {
             checks.push(Check {
@@ -314,7 +351,13 @@ impl Report<'_> {
         };
         let one = "a prototype's: open and one record";
         push(one, "wall", "6 ms", time(record.wall), record.wall < 6.0);
-        push(one, "bytes", "0.8 MB", size(cost.bytes), cost.bytes < 800_000);
+        push(
+            one,
+            "bytes",
+            "0.8 MB",
+            size(cost.bytes),
+            cost.bytes < 800_000,
+        );
         push(
             "a prototype's: every record",
             "wall",
@@ -393,7 +436,10 @@ impl Report<'_> {
                 reached: Some(reached),
             });
         };
-        for (work, title) in [(Work::Scan, "full scan, cold"), (Work::WarmScan, "full scan, warm")] {
+        for (work, title) in [
+            (Work::Scan, "full scan, cold"),
+            (Work::WarmScan, "full scan, warm"),
+        ] {
             let at = |side| self.get(REAL, work, Store::Local, side);
             let (Some(lance), Some(tree)) = (at(Side::Lance), at(Side::Tree)) else {
                 continue;
@@ -412,8 +458,18 @@ impl Report<'_> {
             );
         }
         for (table, in_turn, at_once, title) in [
-            (REAL, Work::PointsInTurn, Work::PointsAtOnce, "64 row look-ups"),
-            (BIG[0], Work::CountsInTurn, Work::CountsAtOnce, "64 range counts at 1M"),
+            (
+                REAL,
+                Work::PointsInTurn,
+                Work::PointsAtOnce,
+                "64 row look-ups",
+            ),
+            (
+                BIG[0],
+                Work::CountsInTurn,
+                Work::CountsAtOnce,
+                "64 range counts at 1M",
+            ),
         ] {
             let at = |work| self.get(table, work, Store::Local, Side::Tree);
             let (Some(one), Some(all)) = (at(in_turn), at(at_once)) else {
@@ -441,7 +497,11 @@ impl Report<'_> {
         let revisions = distinct(self.cells.iter().map(|c| c.revision.clone()));
         let dates = distinct(self.cells.iter().map(|c| c.date.clone()));
         let _ = writeln!(out, "{}\n", machine());
-        let _ = writeln!(out, "Measured {dates} at {revisions}; tree policy `{}`.\n", self.policy);
+        let _ = writeln!(
+            out,
+            "Measured {dates} at {revisions}; tree policy `{}`.\n",
+            self.policy
+        );
         if let Some(nothing) = self.get("1k_x1", Work::Nothing, Store::Local, Side::Tree) {
             let _ = writeln!(
                 out,
@@ -450,7 +510,9 @@ impl Report<'_> {
             );
         }
         out.push_str("## Against the targets\n\n");
-        out.push_str("| table | work | what | target | found | reached |\n|---|---|---|---|---|---|\n");
+        out.push_str(
+            "| table | work | what | target | found | reached |\n|---|---|---|---|---|---|\n",
+        );
         for check in self.checks() {
             let reached = match check.reached {
                 Some(true) => "yes",
@@ -476,14 +538,31 @@ impl Report<'_> {
             self.work_table(&mut out, work, &FABRICATED, Store::Local);
         }
         out.push_str("## With 30 ms added to each request\n\n");
-        for work in [Work::Count, Work::Point, Work::Range, Work::Record, Work::Records] {
+        for work in [
+            Work::Count,
+            Work::Point,
+            Work::Range,
+            Work::Record,
+            Work::Records,
+        ] {
             self.work_table(&mut out, work, &FABRICATED, Store::Slow);
         }
         out.push_str("## A real table: 2,000 fragments of 4,000 rows\n\n");
-        for work in [Work::Scan, Work::WarmScan, Work::Limit, Work::PointsInTurn, Work::PointsAtOnce] {
+        for work in [
+            Work::Scan,
+            Work::WarmScan,
+            Work::Limit,
+            Work::PointsInTurn,
+            Work::PointsAtOnce,
+        ] {
             self.work_table(&mut out, work, &[REAL], Store::Local);
         }
-        for work in [Work::Scan, Work::Limit, Work::PointsInTurn, Work::PointsAtOnce] {
+        for work in [
+            Work::Scan,
+            Work::Limit,
+            Work::PointsInTurn,
+            Work::PointsAtOnce,
+        ] {
             self.work_table(&mut out, work, &[REAL], Store::Slow);
         }
         self.breakdown(&mut out);
@@ -519,9 +598,15 @@ impl Report<'_> {
         if rows.is_empty() {
             return;
         }
-        let slow = if store == Store::Slow { ", slow store" } else { "" };
+        let slow = if store == Store::Slow {
+            ", slow store"
+        } else {
+            ""
+        };
         let _ = writeln!(out, "### {}{slow}\n", capitalized(work.title()));
-        out.push_str("| table | side | wall | requests | bytes | peak memory |\n|---|---|---|---|---|---|\n");
+        out.push_str(
+            "| table | side | wall | requests | bytes | peak memory |\n|---|---|---|---|---|---|\n",
+        );
         let _ = writeln!(out, "{rows}");
     }
 
@@ -539,7 +624,9 @@ impl Report<'_> {
                         .sample
                         .costs
                         .iter()
-                        .map(|(kind, cost)| format!("{} {kind} ({})", cost.requests, size(cost.bytes)))
+                        .map(|(kind, cost)| {
+                            format!("{} {kind} ({})", cost.requests, size(cost.bytes))
+                        })
                         .collect();
                     let _ = writeln!(
                         out,
@@ -620,7 +707,9 @@ impl Report<'_> {
             &GROWING.map(|(_, n)| n),
             &[
                 panel("Wall time", "milliseconds", Store::Local, |s| s.wall),
-                panel("Bytes read", "bytes", Store::Counted, |s| s.cost.bytes as f64),
+                panel("Bytes read", "bytes", Store::Counted, |s| {
+                    s.cost.bytes as f64
+                }),
                 panel("Peak memory", "MiB", Store::Local, |s| s.peak),
             ],
         )
@@ -640,7 +729,9 @@ fn distinct(values: impl Iterator<Item = String>) -> String {
 
 fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
-    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+    chars.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(chars).collect()
+    })
 }
 
 fn time(ms: f64) -> String {
@@ -690,13 +781,33 @@ pub(crate) fn write(cells: &Cells, policy: Policy) -> Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     fs::create_dir_all(&docs)?;
     let plots = [
-        ("open_count", report.bars("Open and COUNT(*)", Work::Count, Store::Local)),
-        ("point", report.bars("Open and one row by address", Work::Point, Store::Local)),
-        ("range", report.bars("Open and a range of 10 fragments", Work::Range, Store::Local)),
-        ("records", report.bars("Every fragment record", Work::Records, Store::Local)),
+        (
+            "open_count",
+            report.bars("Open and COUNT(*)", Work::Count, Store::Local),
+        ),
+        (
+            "point",
+            report.bars("Open and one row by address", Work::Point, Store::Local),
+        ),
+        (
+            "range",
+            report.bars(
+                "Open and a range of 10 fragments",
+                Work::Range,
+                Store::Local,
+            ),
+        ),
+        (
+            "records",
+            report.bars("Every fragment record", Work::Records, Store::Local),
+        ),
         (
             "slow_point",
-            report.bars("Open and one row by address, 30 ms a request", Work::Point, Store::Slow),
+            report.bars(
+                "Open and one row by address, 30 ms a request",
+                Work::Point,
+                Store::Slow,
+            ),
         ),
         ("growth", report.growth()),
     ];
@@ -705,8 +816,15 @@ pub(crate) fn write(cells: &Cells, policy: Policy) -> Result<()> {
     }
     let page = docs.join("benchmarks.md");
     let text = fs::read_to_string(&page)?;
-    let (before, rest) = text.split_once(BEGIN).ok_or("docs/benchmarks.md has no begin marker")?;
-    let (_, after) = rest.split_once(END).ok_or("docs/benchmarks.md has no end marker")?;
-    fs::write(page, format!("{before}{BEGIN}\n\n{}{END}{after}", report.markdown()))?;
+    let (before, rest) = text
+        .split_once(BEGIN)
+        .ok_or("docs/benchmarks.md has no begin marker")?;
+    let (_, after) = rest
+        .split_once(END)
+        .ok_or("docs/benchmarks.md has no end marker")?;
+    fs::write(
+        page,
+        format!("{before}{BEGIN}\n\n{}{END}{after}", report.markdown()),
+    )?;
     Ok(())
 }

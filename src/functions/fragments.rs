@@ -49,7 +49,11 @@ pub(super) fn schema() -> SchemaRef {
         Field::new("deleted_rows", DataType::UInt64, true),
         Field::new("num_files", DataType::UInt64, false),
         Field::new("files", DataType::List(Arc::new(files)), false),
-        Field::new("deletion_file", DataType::Struct(DELETION_FIELDS.clone()), true),
+        Field::new(
+            "deletion_file",
+            DataType::Struct(DELETION_FIELDS.clone()),
+            true,
+        ),
         Field::new("num_overlays", DataType::UInt64, false),
         Field::new("row_ids", DataType::Utf8, true),
     ])

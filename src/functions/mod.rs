@@ -17,8 +17,8 @@ use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
-use datafusion::common::{Column, DataFusionError, Result as DFResult, ScalarValue};
 use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{Column, DataFusionError, Result as DFResult, ScalarValue};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
@@ -147,7 +147,10 @@ impl MetadataTable {
             .await
             .map_err(|e| match e {
                 Error::NotFound { what, hint } => Error::NotFound {
-                    what: format!("{}: no table {:?} is registered, and {what}", self.name, self.target),
+                    what: format!(
+                        "{}: no table {:?} is registered, and {what}",
+                        self.name, self.target
+                    ),
                     hint,
                 },
                 e => e,
@@ -238,11 +241,7 @@ fn ids_of(filters: &[Expr], name: &str) -> FragmentRanges {
 }
 
 /// The values in `domain` that `filters` allow for an id column; nothing when they allow all.
-fn allowed_values(
-    filters: &[Expr],
-    name: &str,
-    domain: &AddressDomain,
-) -> Option<FragmentRanges> {
+fn allowed_values(filters: &[Expr], name: &str, domain: &AddressDomain) -> Option<FragmentRanges> {
     let columns = AddressColumns {
         row_addr: false,
         row_id: false,

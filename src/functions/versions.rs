@@ -125,12 +125,7 @@ impl Reader {
         self.batch(&rows)
     }
 
-    async fn row(
-        &self,
-        table: &Table,
-        entry: VersionEntry,
-        tags: &[(String, u64)],
-    ) -> Result<Row> {
+    async fn row(&self, table: &Table, entry: VersionEntry, tags: &[(String, u64)]) -> Result<Row> {
         let operation = if self.asks(&["operation"]) {
             operation(table, &entry).await?
         } else {
@@ -224,11 +219,17 @@ impl Reader {
 async fn operation(table: &Table, entry: &VersionEntry) -> Result<Option<String>> {
     let head = &entry.head;
     let (path, bytes) = if head.transaction_file.is_empty() {
-        let Some(at) = head.transaction_section.or(head.transaction_section_deprecated) else {
+        let Some(at) = head
+            .transaction_section
+            .or(head.transaction_section_deprecated)
+        else {
             return Ok(None);
         };
         let path = entry.location.path.clone();
-        (path.clone(), read_section(table, &path, at, entry.file_size).await?)
+        (
+            path.clone(),
+            read_section(table, &path, at, entry.file_size).await?,
+        )
     } else {
         let path = table
             .base
@@ -238,7 +239,10 @@ async fn operation(table: &Table, entry: &VersionEntry) -> Result<Option<String>
         match table.store.inner.get(&path).await {
             Ok(result) => {
                 let bytes = result.bytes().await;
-                (path.clone(), bytes.map_err(|e| Error::store(path.to_string(), e))?)
+                (
+                    path.clone(),
+                    bytes.map_err(|e| Error::store(path.to_string(), e))?,
+                )
             }
             // Cleanup may take it, and a version is whole without.
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -246,22 +250,49 @@ async fn operation(table: &Table, entry: &VersionEntry) -> Result<Option<String>
         }
     };
     let transaction = pb::Transaction::decode(bytes).map_err(|e| {
-        Error::corrupt(path.to_string(), "transaction", "a Transaction message", e.to_string())
+        Error::corrupt(
+            path.to_string(),
+            "transaction",
+            "a Transaction message",
+            e.to_string(),
+        )
     })?;
     Ok(transaction.operation.as_ref().map(operation_name))
 }
 
 async fn read_section(table: &Table, path: &Path, at: u64, size: u64) -> Result<Bytes> {
     let error = |e| Error::store(path.to_string(), e);
-    let outside = || Error::corrupt(path.to_string(), "transaction", "a section inside the file", at);
-    let end = at.checked_add(4).filter(|e| *e <= size).ok_or_else(outside)?;
-    let length = table.store.inner.get_range(path, at..end).await.map_err(error)?;
-    let length = length.first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b));
+    let outside = || {
+        Error::corrupt(
+            path.to_string(),
+            "transaction",
+            "a section inside the file",
+            at,
+        )
+    };
+    let end = at
+        .checked_add(4)
+        .filter(|e| *e <= size)
+        .ok_or_else(outside)?;
+    let length = table
+        .store
+        .inner
+        .get_range(path, at..end)
+        .await
+        .map_err(error)?;
+    let length = length
+        .first_chunk::<4>()
+        .map_or(0, |b| u32::from_le_bytes(*b));
     let stop = end
         .checked_add(u64::from(length))
         .filter(|e| *e <= size)
         .ok_or_else(outside)?;
-    table.store.inner.get_range(path, end..stop).await.map_err(error)
+    table
+        .store
+        .inner
+        .get_range(path, end..stop)
+        .await
+        .map_err(error)
 }
 
 fn operation_name(operation: &pb::transaction::Operation) -> String {

@@ -153,7 +153,11 @@ fn row_batches(rows: u64) -> impl stream::Stream<Item = DFResult<RecordBatch>> {
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         let schema = Arc::new(arrow::datatypes::Schema::empty());
-        Ok(RecordBatch::try_new_with_options(schema, Vec::new(), &options)?)
+        Ok(RecordBatch::try_new_with_options(
+            schema,
+            Vec::new(),
+            &options,
+        )?)
     })
 }
 

@@ -26,7 +26,11 @@ use crate::tree_scan::WalkState;
 /// Where the rows of a metadata table come from.
 pub(crate) trait MetadataSource: fmt::Debug + Send + Sync {
     /// Starts producing batches of the given schema. Cheap: work starts with the first poll.
-    fn batches(&self, schema: &SchemaRef, state: &WalkState) -> BoxStream<'static, Result<RecordBatch>>;
+    fn batches(
+        &self,
+        schema: &SchemaRef,
+        state: &WalkState,
+    ) -> BoxStream<'static, Result<RecordBatch>>;
 
     /// What is read, for EXPLAIN.
     fn describe(&self) -> String;

@@ -80,8 +80,12 @@ impl Drop for PlanCost {
         while let Some(plan) = below.pop() {
             if let Some(metrics) = plan.metrics() {
                 let sum = |name| metrics.sum_by_name(name).map_or(0, |v| v.as_usize() as u64);
-                self.stats.requests.fetch_add(sum("requests"), Ordering::Relaxed);
-                self.stats.bytes.fetch_add(sum("bytes_read"), Ordering::Relaxed);
+                self.stats
+                    .requests
+                    .fetch_add(sum("requests"), Ordering::Relaxed);
+                self.stats
+                    .bytes
+                    .fetch_add(sum("bytes_read"), Ordering::Relaxed);
             }
             below.extend(plan.children());
         }

@@ -91,7 +91,11 @@ impl ScanPlan {
     /// Writes what was pruned and what is left to do, the same for every node over a plan.
     pub(crate) fn fmt_scan(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = crate::resolve::display_uri(self.snapshot.uri());
-        let name = table.trim_end_matches('/').rsplit('/').next().unwrap_or(&table);
+        let name = table
+            .trim_end_matches('/')
+            .rsplit('/')
+            .next()
+            .unwrap_or(&table);
         write!(
             f,
             "table={name}, version={}, layout={}, fragments={}",

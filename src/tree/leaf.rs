@@ -44,9 +44,8 @@ const BATCH_ROWS: u32 = 1 << 16;
 
 /// The schema of every leaf (spec, "Leaf format").
 pub(crate) static LEAF_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
-    let list = |item: Fields| {
-        DataType::List(Arc::new(Field::new("item", DataType::Struct(item), false)))
-    };
+    let list =
+        |item: Fields| DataType::List(Arc::new(Field::new("item", DataType::Struct(item), false)));
     let overlay = Fields::from(vec![
         Field::new("data_file", DataType::Struct(data_file_fields()), false),
         Field::new("overlay_meta", DataType::Binary, false),
@@ -145,7 +144,10 @@ impl Leaf {
                 ));
             }
             let meta = decoded.decode_meta(&self.location, id, row)?;
-            let deleted = meta.deletion_file.as_ref().map_or(0, |d| d.num_deleted_rows);
+            let deleted = meta
+                .deletion_file
+                .as_ref()
+                .map_or(0, |d| d.num_deleted_rows);
             self.base_ids
                 .extend(meta.deletion_file.as_ref().and_then(|d| d.base_id));
             self.ids.push(id);
@@ -257,7 +259,10 @@ impl FileList<'_> {
     }
 
     /// Calls `visit` with path, major, minor, size and base id of each file.
-    pub(crate) fn for_each(&self, mut visit: impl FnMut(&str, &[i32], &[i32], u32, u32, u64, Option<u32>)) {
+    pub(crate) fn for_each(
+        &self,
+        mut visit: impl FnMut(&str, &[i32], &[i32], u32, u32, u64, Option<u32>),
+    ) {
         let f = self.files;
         for i in self.range.clone() {
             visit(
@@ -299,7 +304,11 @@ impl MappingColumn {
         }
         let keys = dictionary.keys().clone();
         if keys.null_count() > 0 {
-            return Err(broken("leaf_null", "no nulls", format!("{} nulls", keys.null_count())));
+            return Err(broken(
+                "leaf_null",
+                "no nulls",
+                format!("{} nulls", keys.null_count()),
+            ));
         }
         let stored: &BinaryArray = stored
             .as_binary_opt()
@@ -562,7 +571,9 @@ impl LeafBatch {
     fn record(&self, location: &str, row: usize) -> Result<pb::DataFragment> {
         let id = self.ids.value(row);
         let mut record = pb::DataFragment::decode(self.meta.value(row)).map_err(|e| {
-            Error::internal(format!("{location}, fragment {id}: decoded before, now {e}"))
+            Error::internal(format!(
+                "{location}, fragment {id}: decoded before, now {e}"
+            ))
         })?;
         record.id = id;
         record.files = self.file_range(row).map(|i| self.files.file(i)).collect();
@@ -655,9 +666,8 @@ fn same_fields(a: &Fields, b: &Fields) -> bool {
 /// Reads a Lance file that is wholly in memory.
 fn read_batches(location: &str, bytes: Bytes) -> Result<Vec<RecordBatch>> {
     check_footer(location, &bytes)?;
-    let unreadable = |what: String| {
-        Error::corrupt(location, "leaf_unreadable", "a Lance file of records", what)
-    };
+    let unreadable =
+        |what: String| Error::corrupt(location, "leaf_unreadable", "a Lance file of records", what);
     // The Lance decoder asserts in places; a leaf it cannot take must be an error all the same.
     let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(location, bytes)));
     match decoded {
@@ -784,7 +794,10 @@ impl InMemory {
         if range.start <= range.end && range.end <= self.bytes.len() {
             return Ok(self.bytes.slice(range));
         }
-        Err(format!("{range:?} is outside the {} bytes of the leaf", self.bytes.len()))
+        Err(format!(
+            "{range:?} is outside the {} bytes of the leaf",
+            self.bytes.len()
+        ))
     }
 }
 

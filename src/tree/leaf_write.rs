@@ -144,7 +144,10 @@ impl LeafBuilder {
         self.file_lengths.push(record.files.len());
         for overlay in &record.overlays {
             let file = overlay.data_file.as_ref().ok_or_else(|| {
-                Error::invalid(format!("fragment {} has an overlay without a file", record.id))
+                Error::invalid(format!(
+                    "fragment {} has an overlay without a file",
+                    record.id
+                ))
             })?;
             self.overlay_files.push(file)?;
             let meta = pb::DataOverlayFile {
@@ -203,12 +206,9 @@ impl LeafBuilder {
         let store = ObjectStore::memory();
         let path = Path::from("leaf.lance");
         let writer = store.create(&path).await.map_err(lance)?;
-        let mut writer = lance_file::versions::v2_2::create_writer(
-            writer,
-            schema,
-            FileWriterOptions::default(),
-        )
-        .map_err(lance)?;
+        let mut writer =
+            lance_file::versions::v2_2::create_writer(writer, schema, FileWriterOptions::default())
+                .map_err(lance)?;
         writer.write_batch(&batch).await.map_err(lance)?;
         writer.finish().await.map_err(lance)?;
         store.read_one_all(&path).await.map_err(lance)

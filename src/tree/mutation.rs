@@ -365,10 +365,7 @@ pub(crate) fn apply(
                 return Err(Error::corrupt(
                     format!("{object}, mutation {}", mutation.sequence),
                     "replace_without_match",
-                    format!(
-                        "a file {expected_path:?} in fragment {}",
-                        mutation.target
-                    ),
+                    format!("a file {expected_path:?} in fragment {}", mutation.target),
                     "none",
                 ));
             };
@@ -456,9 +453,11 @@ mod tests {
             pending(1, Action::Remove, (-1, -3, -3)),
             pending(2, Action::Remove, (0, 0, 0)),
         ];
-        assert!(replay("x", Some(record(&["A"], 3)), &steps)
-            .expect("valid")
-            .is_none());
+        assert!(
+            replay("x", Some(record(&["A"], 3)), &steps)
+                .expect("valid")
+                .is_none()
+        );
     }
 
     #[test]
@@ -467,7 +466,11 @@ mod tests {
             num_deleted_rows: 2,
             ..Default::default()
         };
-        for (delta, ok) in [((0, 0, -2), true), ((0, 0, -1), false), ((0, -2, -2), false)] {
+        for (delta, ok) in [
+            ((0, 0, -2), true),
+            ((0, 0, -1), false),
+            ((0, -2, -2), false),
+        ] {
             let steps = [pending(1, Action::AddDeletionFile(deletion), delta)];
             assert_eq!(replay("x", Some(record(&["A"], 3)), &steps).is_ok(), ok);
         }

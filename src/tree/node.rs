@@ -158,7 +158,12 @@ impl Node {
     /// `node_undecodable`, and the rules an interior can break by itself.
     pub(crate) fn decode(object: &str, bytes: &Bytes) -> Result<Self> {
         let message = pb::FragmentTreeNode::decode(bytes.clone()).map_err(|e| {
-            Error::corrupt(object, "node_undecodable", "a FragmentTreeNode", e.to_string())
+            Error::corrupt(
+                object,
+                "node_undecodable",
+                "a FragmentTreeNode",
+                e.to_string(),
+            )
         })?;
         reject_external_upserts(object, "node_undecodable", bytes, &[2, 2, 1])?;
         let node = Self::from_parts(object, message.children, message.buffer)?;
@@ -219,7 +224,10 @@ impl Node {
             return Err(Error::corrupt(
                 format!("{object}, child 0"),
                 "first_min_key",
-                format!("min_key {}, the lower bound of the node", context.range.start),
+                format!(
+                    "min_key {}, the lower bound of the node",
+                    context.range.start
+                ),
                 first.min_key,
             ));
         }
@@ -234,7 +242,9 @@ impl Node {
                     child.min_key,
                 ));
             }
-            context.bases.require_dataset_root(&label(), child.base_id)?;
+            context
+                .bases
+                .require_dataset_root(&label(), child.base_id)?;
             let owner = context.owner.of_reference(child.base_id);
             if !locations.insert(context.bases.location(owner, &child.path)?) {
                 return Err(Error::corrupt(
@@ -303,7 +313,10 @@ impl Node {
             .skip(1)
             .map(|c| c.min_key)
             .chain([range.end]);
-        self.children.iter().zip(ends).map(|(c, end)| c.min_key..end)
+        self.children
+            .iter()
+            .zip(ends)
+            .map(|(c, end)| c.min_key..end)
     }
 
     /// The message a `.node` object holds.
@@ -469,7 +482,12 @@ impl Root {
     /// `root_undecodable`, and the rules a root can break by itself.
     pub(crate) fn decode(object: &str, bytes: &Bytes) -> Result<Self> {
         let message = pb::FragmentTreeRoot::decode(bytes.clone()).map_err(|e| {
-            Error::corrupt(object, "root_undecodable", "a FragmentTreeRoot", e.to_string())
+            Error::corrupt(
+                object,
+                "root_undecodable",
+                "a FragmentTreeRoot",
+                e.to_string(),
+            )
         })?;
         reject_external_upserts(object, "root_undecodable", bytes, &[2, 2, 1])?;
         Self::from_message(object, message)
@@ -600,22 +618,34 @@ mod tests {
             ("visible_over_total", change(1, |c| c.visible_rows = 6)),
             ("num_children_mismatch", change(1, |c| c.num_children = 2)),
             ("empty_leaf", change(1, |c| c.num_keys = 0)),
-            ("height_mismatch", change(1, |c| {
-                c.height = 1;
-                c.num_children = 2;
-            })),
+            (
+                "height_mismatch",
+                change(1, |c| {
+                    c.height = 1;
+                    c.num_children = 2;
+                }),
+            ),
             ("path_empty", change(1, |c| c.path = String::new())),
             ("path_absolute", change(1, |c| c.path = "/_bt/x".into())),
             ("path_outside_bt", change(1, |c| c.path = "data/x".into())),
             ("unknown_base_id", change(1, |c| c.base_id = Some(9))),
-            ("duplicate_child_location", change(1, |c| c.path = child(10).path)),
-            ("duplicate_child_location", change(1, |c| {
-                c.path = child(10).path;
-                c.base_id = Some(1);
-            })),
-            ("watermark_not_below_next", change(1, |c| {
-                c.materialized_through_action_sequence = 7;
-            })),
+            (
+                "duplicate_child_location",
+                change(1, |c| c.path = child(10).path),
+            ),
+            (
+                "duplicate_child_location",
+                change(1, |c| {
+                    c.path = child(10).path;
+                    c.base_id = Some(1);
+                }),
+            ),
+            (
+                "watermark_not_below_next",
+                change(1, |c| {
+                    c.materialized_through_action_sequence = 7;
+                }),
+            ),
         ];
         for (expected, children) in broken {
             assert_eq!(rule(children, vec![]), Some(expected));
@@ -638,14 +668,20 @@ mod tests {
             ("mutation_out_of_range", vec![removal(2, 9)]),
             ("id_over_max_fragment_id", vec![removal(2, 19)]),
             ("id_over_u32", vec![removal(2, (1 << 32) + 12)]),
-            ("mutation_without_action", vec![pb::FragmentTreeMutation {
-                action_sequence: 1,
-                ..Default::default()
-            }]),
-            ("delta_mismatch", vec![pb::FragmentTreeMutation {
-                fragment_count_delta: 1,
-                ..removal(2, 12)
-            }]),
+            (
+                "mutation_without_action",
+                vec![pb::FragmentTreeMutation {
+                    action_sequence: 1,
+                    ..Default::default()
+                }],
+            ),
+            (
+                "delta_mismatch",
+                vec![pb::FragmentTreeMutation {
+                    fragment_count_delta: 1,
+                    ..removal(2, 12)
+                }],
+            ),
         ];
         for (expected, buffer) in broken {
             assert_eq!(rule(change(0, |_| {}), buffer), Some(expected));
@@ -703,7 +739,9 @@ mod tests {
     #[test]
     fn nothing_is_allowed_before_an_id_was_allocated() {
         assert_eq!(
-            check_allocated("x", 0, None).expect_err("none").corrupt_rule(),
+            check_allocated("x", 0, None)
+                .expect_err("none")
+                .corrupt_rule(),
             Some("max_fragment_id_absent")
         );
         assert!(check_allocated("x", 3, Some(3)).is_ok());

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use lance::Dataset;
 use lance_io::object_store::ObjectStore;
 use lance_table::format::pb;
-use object_store::path::Path;
 use object_store::ObjectStoreExt;
+use object_store::path::Path;
 
 use super::leaf::Leaf;
 use super::node::{Node, Root};
@@ -169,7 +169,8 @@ impl BaseTable {
 /// # Errors
 /// `path_empty`, `path_absolute`, `path_outside_bt`.
 pub(crate) fn check_tree_path(object: &str, path: &str) -> Result<()> {
-    let broken = |rule, expected: &str| Err(Error::corrupt(object, rule, expected, format!("{path:?}")));
+    let broken =
+        |rule, expected: &str| Err(Error::corrupt(object, rule, expected, format!("{path:?}")));
     if path.is_empty() {
         return broken("path_empty", "a path");
     }
@@ -362,7 +363,12 @@ impl TreeObjects {
         };
         let label = self.bases.location(owner, path)?;
         let location = Path::parse(&location).map_err(|e| {
-            Error::corrupt(label.as_str(), "path_outside_bt", "a path of valid segments", e)
+            Error::corrupt(
+                label.as_str(),
+                "path_outside_bt",
+                "a path of valid segments",
+                e,
+            )
         })?;
         let bytes = retrying(|| {
             ReadStats::add(&stats.requests, 1);
@@ -548,8 +554,19 @@ mod tests {
             assert!(check_tree_path("x", good).is_ok(), "{good}");
         }
         for bad in [
-            "", "/_bt/x", "_bt", "_bt/", "_bt//x", "_bt/./x", "_bt/../x", "_btx/y", "./_bt/x",
-            "data/_bt/x", "s3://b/_bt/x", "_bt/x/", "_bt/x/..",
+            "",
+            "/_bt/x",
+            "_bt",
+            "_bt/",
+            "_bt//x",
+            "_bt/./x",
+            "_bt/../x",
+            "_btx/y",
+            "./_bt/x",
+            "data/_bt/x",
+            "s3://b/_bt/x",
+            "_bt/x/",
+            "_bt/x/..",
         ] {
             assert!(check_tree_path("x", bad).is_err(), "{bad}");
         }
@@ -564,8 +581,13 @@ mod tests {
             ..Default::default()
         };
         let locate = |p: &str| Ok(format!("file{p}"));
-        let table = BaseTable::try_new("m", "file/own".into(), &[base(4, true), base(0, false)], locate)
-            .expect("unique ids");
+        let table = BaseTable::try_new(
+            "m",
+            "file/own".into(),
+            &[base(4, true), base(0, false)],
+            locate,
+        )
+        .expect("unique ids");
         assert!(table.require("x", Some(4)).is_ok());
         assert!(table.require("x", Some(1)).is_err());
         assert!(table.require_dataset_root("x", Some(4)).is_ok());
@@ -574,6 +596,9 @@ mod tests {
             table.location(Owner::Base(4), "_bt/a").expect("known"),
             "file/tables/4/_bt/a"
         );
-        assert!(BaseTable::try_new("m", String::new(), &[base(1, true), base(1, true)], locate).is_err());
+        assert!(
+            BaseTable::try_new("m", String::new(), &[base(1, true), base(1, true)], locate)
+                .is_err()
+        );
     }
 }

@@ -130,7 +130,10 @@ fn mutate(rng: &mut StdRng, model: &mut Model, first_sequence: u64, shape: &Shap
             delta: Delta::default(),
         };
         let after = apply("model", before.clone(), &mutation, Owner::Current).expect("allowed");
-        let delta = Delta::between(before.as_ref().map(counts_of), after.as_ref().map(counts_of));
+        let delta = Delta::between(
+            before.as_ref().map(counts_of),
+            after.as_ref().map(counts_of),
+        );
         model.extend(after.map(|a| (target, a)));
         // An action on a fragment that is buffered higher up already must not sink below it.
         let lowest = levels.get(&target).copied().unwrap_or(1);
@@ -200,7 +203,12 @@ impl Writer<'_> {
     }
 }
 
-fn buffer(rng: &mut StdRng, placed: &[Placed], level: u32, range: &Range<u64>) -> Vec<Arc<Mutation>> {
+fn buffer(
+    rng: &mut StdRng,
+    placed: &[Placed],
+    level: u32,
+    range: &Range<u64>,
+) -> Vec<Arc<Mutation>> {
     let mut buffer: Vec<_> = placed
         .iter()
         .filter(|p| p.level == level && range.contains(&u64::from(p.mutation.target)))
@@ -318,7 +326,12 @@ fn publish(
         next_root = next_root.max(mutation.sequence + 1);
     }
     own.extend(down);
-    let next = stay.iter().map(|m| m.sequence + 1).max().unwrap_or(0).max(next_root);
+    let next = stay
+        .iter()
+        .map(|m| m.sequence + 1)
+        .max()
+        .unwrap_or(0)
+        .max(next_root);
     let root = Root {
         node: Node {
             children,
@@ -328,7 +341,9 @@ fn publish(
     };
     let root = if shape.external {
         let uuid = uuid::Uuid::new_v4();
-        let path = writer.dir.join(format!("_bt/root/{}.root", uuid.hyphenated()));
+        let path = writer
+            .dir
+            .join(format!("_bt/root/{}.root", uuid.hyphenated()));
         std::fs::create_dir_all(path.parent().expect("a directory")).expect("writable");
         std::fs::write(path, root.encode().encode_to_vec()).expect("writable");
         pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec().into())
@@ -359,14 +374,21 @@ fn write_manifest(dir: &FsPath, tree: pb::FragmentTree) {
         ..Default::default()
     };
     let message = manifest.encode_to_vec();
-    let mut file = u32::try_from(message.len()).expect("small").to_le_bytes().to_vec();
+    let mut file = u32::try_from(message.len())
+        .expect("small")
+        .to_le_bytes()
+        .to_vec();
     file.extend_from_slice(&message);
     file.extend_from_slice(&0u64.to_le_bytes());
     file.extend_from_slice(&[0, 0, 1, 0]);
     file.extend_from_slice(b"LANC");
     let versions = dir.join("_versions");
     std::fs::create_dir_all(&versions).expect("writable");
-    std::fs::write(versions.join(format!("{:020}.manifest", u64::MAX - 1)), file).expect("writable");
+    std::fs::write(
+        versions.join(format!("{:020}.manifest", u64::MAX - 1)),
+        file,
+    )
+    .expect("writable");
 }
 
 fn random_ranges(rng: &mut StdRng) -> FragmentRanges {
@@ -379,14 +401,21 @@ fn random_ranges(rng: &mut StdRng) -> FragmentRanges {
 
 fn brute_force(model: &Model, wanted: &FragmentRanges) -> Counts {
     let mut tally = Tally::default();
-    for (_, record) in model.iter().filter(|(id, _)| wanted.contains(u64::from(**id))) {
+    for (_, record) in model
+        .iter()
+        .filter(|(id, _)| wanted.contains(u64::from(**id)))
+    {
         tally += counts_of(record);
     }
     tally.counts("model").expect("valid")
 }
 
 async fn resolve(snapshot: &Arc<Snapshot>, wanted: &FragmentRanges) -> Vec<pb::DataFragment> {
-    let walk = snapshot.fragments(wanted.clone(), &WalkOptions::default(), &WalkState::default());
+    let walk = snapshot.fragments(
+        wanted.clone(),
+        &WalkOptions::default(),
+        &WalkState::default(),
+    );
     let batches: Vec<_> = walk.try_collect().await.expect("valid");
     let fragments = batches.into_iter().flatten();
     fragments.map(|f| f.record().expect("a record")).collect()
@@ -430,7 +459,10 @@ fn check_split(rng: &mut StdRng, snapshot: &Snapshot, wanted: &FragmentRanges) {
     for id in 0..u64::from(IDS) {
         let holders = split.iter().filter(|p| p.contains(id)).count();
         let is_wanted = wanted.contains(id);
-        assert!(holders == usize::from(is_wanted) || !is_wanted || holders == 0, "{id}");
+        assert!(
+            holders == usize::from(is_wanted) || !is_wanted || holders == 0,
+            "{id}"
+        );
     }
 }
 
@@ -472,7 +504,10 @@ async fn counts_and_records_agree_with_brute_force() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_count_opens_only_what_an_edge_cuts() {
     let (_keep, dir) = scratch();
-    let mut writer = Writer { dir: &dir, objects: 0 };
+    let mut writer = Writer {
+        dir: &dir,
+        objects: 0,
+    };
     let mut rng = StdRng::seed_from_u64(1);
     let mut nodes = Vec::new();
     for node in 0..4u64 {
@@ -482,7 +517,11 @@ async fn a_count_opens_only_what_an_edge_cuts() {
             let records: Vec<_> = (first..first + 10)
                 .map(|id| record(&mut rng, u32::try_from(id).expect("small")))
                 .collect();
-            leaves.push(writer.leaf(first, &records.iter().collect::<Vec<_>>(), 0).await);
+            leaves.push(
+                writer
+                    .leaf(first, &records.iter().collect::<Vec<_>>(), 0)
+                    .await,
+            );
         }
         nodes.push(writer.node(leaves, Vec::new()));
     }
@@ -511,7 +550,11 @@ async fn a_count_opens_only_what_an_edge_cuts() {
         };
         snapshot.count(&wanted, &state).await.expect("valid");
         let stats = state.stats().snapshot();
-        assert_eq!((stats.nodes_opened, stats.leaves_opened), (nodes, leaves), "{range:?}");
+        assert_eq!(
+            (stats.nodes_opened, stats.leaves_opened),
+            (nodes, leaves),
+            "{range:?}"
+        );
         assert_eq!(stats.requests, nodes + leaves, "one request an object");
     }
 }
@@ -519,7 +562,10 @@ async fn a_count_opens_only_what_an_edge_cuts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_the_stream_stops_the_walk() {
     let (_keep, dir) = scratch();
-    let mut writer = Writer { dir: &dir, objects: 0 };
+    let mut writer = Writer {
+        dir: &dir,
+        objects: 0,
+    };
     let mut rng = StdRng::seed_from_u64(2);
     let mut leaves = Vec::new();
     for leaf in 0..60u32 {
@@ -539,7 +585,14 @@ async fn dropping_the_stream_stops_the_walk() {
     let state = WalkState::default();
     let options = WalkOptions { window: 4 };
     let mut walk = snapshot.fragments(FragmentRanges::all(), &options, &state);
-    assert_eq!(walk.try_next().await.expect("valid").expect("a batch").len(), 2);
+    assert_eq!(
+        walk.try_next()
+            .await
+            .expect("valid")
+            .expect("a batch")
+            .len(),
+        2
+    );
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     // The window and the one handed out, however long the consumer waits.
     assert!(state.stats().snapshot().leaves_opened <= 6);
@@ -582,7 +635,11 @@ async fn damaged_objects_are_errors_and_never_panics() {
         };
         let outcome = match Snapshot::open(whole.to_str().expect("UTF-8"), options).await {
             Ok(snapshot) => snapshot
-                .fragments(FragmentRanges::all(), &WalkOptions::default(), &WalkState::default())
+                .fragments(
+                    FragmentRanges::all(),
+                    &WalkOptions::default(),
+                    &WalkState::default(),
+                )
                 .try_collect::<Vec<_>>()
                 .await
                 .map(|batches| batches.iter().map(Vec::len).sum::<usize>()),

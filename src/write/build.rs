@@ -261,7 +261,9 @@ async fn publish_root(
     let root = if report.root_inline {
         pb::fragment_tree::Root::InlineRoot(message)
     } else {
-        let path = sink.put("root", "root", message.encode_to_vec().into()).await?;
+        let path = sink
+            .put("root", "root", message.encode_to_vec().into())
+            .await?;
         let uuid = path
             .strip_prefix("_bt/root/")
             .and_then(|p| p.strip_suffix(".root"))

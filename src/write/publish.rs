@@ -86,7 +86,10 @@ pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> 
 }
 
 fn set_flag(head: &mut pb::Manifest, flag: u64, on: bool) {
-    for flags in [&mut head.reader_feature_flags, &mut head.writer_feature_flags] {
+    for flags in [
+        &mut head.reader_feature_flags,
+        &mut head.writer_feature_flags,
+    ] {
         if on {
             *flags |= flag;
         } else {
@@ -134,7 +137,8 @@ async fn copy_dictionaries(
     fields: &mut Vec<lance_file::format::pb::Field>,
     file: &mut BytesMut,
 ) -> Result<()> {
-    let stored = |f: &lance_file::format::pb::Field| f.dictionary.as_ref().is_some_and(|d| d.length > 0);
+    let stored =
+        |f: &lance_file::format::pb::Field| f.dictionary.as_ref().is_some_and(|d| d.length > 0);
     if !fields.iter().any(stored) {
         return Ok(());
     }
@@ -170,7 +174,10 @@ async fn read_section(snapshot: &Snapshot, at: u64) -> Result<Bytes> {
             at,
         )
     };
-    let end = at.checked_add(4).filter(|e| *e <= size).ok_or_else(outside)?;
+    let end = at
+        .checked_add(4)
+        .filter(|e| *e <= size)
+        .ok_or_else(outside)?;
     let get = |range| async {
         store
             .inner
@@ -179,7 +186,9 @@ async fn read_section(snapshot: &Snapshot, at: u64) -> Result<Bytes> {
             .map_err(|e| Error::store(path.to_string(), e))
     };
     let length = get(at..end).await?;
-    let length = length.first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b));
+    let length = length
+        .first_chunk::<4>()
+        .map_or(0, |b| u32::from_le_bytes(*b));
     let stop = end
         .checked_add(u64::from(length))
         .filter(|e| *e <= size)
@@ -201,9 +210,9 @@ fn write_committing<'a>(
     _transaction: Option<Transaction>,
 ) -> BoxFuture<'a, lance::Result<WriteResult>> {
     async move {
-        let bytes = COMMITTING
-            .try_with(Bytes::clone)
-            .map_err(|_| lance::Error::internal("no manifest to commit in this task".to_string()))?;
+        let bytes = COMMITTING.try_with(Bytes::clone).map_err(|_| {
+            lance::Error::internal("no manifest to commit in this task".to_string())
+        })?;
         let size = bytes.len();
         let put = store.inner.put(path, bytes.into()).await?;
         Ok(WriteResult {

@@ -29,10 +29,7 @@ use tempfile::TempDir;
 pub(crate) async fn rows(sql: &str) -> RecordBatch {
     let mut config = SessionConfig::new().with_target_partitions(1);
     // Lance stores no string views.
-    config
-        .options_mut()
-        .sql_parser
-        .map_string_types_to_utf8view = false;
+    config.options_mut().sql_parser.map_string_types_to_utf8view = false;
     let ctx = SessionContext::new_with_config(config);
     let query = ctx.sql(sql).await.unwrap_or_else(|e| fail(sql, e));
     let schema = Arc::new(query.schema().as_arrow().clone());
@@ -213,10 +210,18 @@ impl Tables {
     async fn height(&self, name: &str) -> u32 {
         let uri = self.uri(Layout::Tree, name);
         let open = OpenOptions::default();
-        let snapshot = Snapshot::open(&uri, open).await.unwrap_or_else(|e| fail(&uri, e));
-        let objects = snapshot.tree_objects(&FragmentRanges::all(), &WalkState::default()).await;
+        let snapshot = Snapshot::open(&uri, open)
+            .await
+            .unwrap_or_else(|e| fail(&uri, e));
+        let objects = snapshot
+            .tree_objects(&FragmentRanges::all(), &WalkState::default())
+            .await;
         let objects = objects.unwrap_or_else(|e| fail(&uri, e));
-        objects.iter().map(|object| object.height).max().unwrap_or(0)
+        objects
+            .iter()
+            .map(|object| object.height)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Where everything lies.

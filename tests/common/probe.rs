@@ -79,7 +79,12 @@ impl Probe {
 
     async fn before(&self, verb: &str, location: &Path) -> Act {
         let key = format!("{verb} {location}");
-        *self.counts.lock().expect("not poisoned").entry(key).or_default() += 1;
+        *self
+            .counts
+            .lock()
+            .expect("not poisoned")
+            .entry(key)
+            .or_default() += 1;
         if !self.delay.is_zero() {
             tokio::time::sleep(self.delay).await;
         }
@@ -170,7 +175,13 @@ impl ObjectStore for Probed {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let key = format!("list {}", prefix.map_or("", Path::as_ref));
-        *self.probe.counts.lock().expect("not poisoned").entry(key).or_default() += 1;
+        *self
+            .probe
+            .counts
+            .lock()
+            .expect("not poisoned")
+            .entry(key)
+            .or_default() += 1;
         self.inner.list(prefix)
     }
 

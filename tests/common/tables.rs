@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float32Array, Int64Array, LargeBinaryArray, RecordBatch, StringArray};
+use arrow::array::{
+    ArrayRef, Float32Array, Int64Array, LargeBinaryArray, RecordBatch, StringArray,
+};
 use arrow::array::{FixedSizeListArray, ListArray};
 use arrow::datatypes::{DataType, Field, Float32Type, Int32Type, Schema};
 use chrono::SecondsFormat;
 use fragtree::{Engine, Layout, VersionRef};
+use lance::Dataset;
 use lance::blob::{BlobArrayBuilder, blob_field};
 use lance::dataset::{ColumnAlteration, NewColumnTransform, UpdateBuilder, WriteParams};
-use lance::Dataset;
 use lance_file::version::LanceFileVersion;
 
 use super::{append, create, not_null, per_file, rows, small_tree, text, to_flat, to_tree};
@@ -33,16 +35,11 @@ impl Folder<'_> {
         required: &[&str],
         sql: &str,
     ) -> Dataset {
-        self.with(name, per_file(rows_per_file), required, sql).await
+        self.with(name, per_file(rows_per_file), required, sql)
+            .await
     }
 
-    async fn with(
-        &self,
-        name: &str,
-        params: WriteParams,
-        required: &[&str],
-        sql: &str,
-    ) -> Dataset {
+    async fn with(&self, name: &str, params: WriteParams, required: &[&str], sql: &str) -> Dataset {
         let rows = not_null(&rows(sql).await, required);
         create(&self.uri(name), rows, params).await
     }
@@ -95,7 +92,9 @@ async fn counted(at: &Folder<'_>, variables: &mut BTreeMap<String, String>) {
 
     // The data file of fragment 4 is lost.
     let gone = at.table("t1_gone", 100, &["id"], T1).await;
-    let lost = gone.get_fragment(4).expect("a fragment").metadata().files[0].path.clone();
+    let lost = gone.get_fragment(4).expect("a fragment").metadata().files[0]
+        .path
+        .clone();
     std::fs::remove_file(at.0.join("t1_gone.lance/data").join(&lost)).expect("removed");
     variables.insert("GONE_FILE".into(), lost);
 
@@ -142,7 +141,10 @@ async fn identified(at: &Folder<'_>) {
     at.with("t11", stable(4), &["id"], twelve).await;
     at.table("t11_unstable", 4, &["id"], twelve).await;
     // An update moves row 5 to fragment 3, where it keeps its stable id.
-    for (name, params) in [("t11_moved", stable(4)), ("t11_unstable_moved", per_file(4))] {
+    for (name, params) in [
+        ("t11_moved", stable(4)),
+        ("t11_unstable_moved", per_file(4)),
+    ] {
         let sql = "SELECT value AS id, 'old' AS v FROM range(0, 12)";
         let moved = at.with(name, params, &["id"], sql).await;
         UpdateBuilder::new(Arc::new(moved))
@@ -193,7 +195,12 @@ async fn evolved(at: &Folder<'_>) {
 
     // `v` goes and another `v` of another type comes; rows of before are NULL in it.
     let mut again = at
-        .table("readded", 5, &["id"], "SELECT value AS id, value AS v FROM range(0, 10)")
+        .table(
+            "readded",
+            5,
+            &["id"],
+            "SELECT value AS id, value AS v FROM range(0, 10)",
+        )
         .await;
     again.drop_columns(&["v"]).await.expect("drops");
     let v = Schema::new(vec![Field::new("v", DataType::Utf8, true)]);
@@ -262,12 +269,21 @@ async fn nested(at: &Folder<'_>) {
              arrow_cast({v}, 'Int32')), 's', concat('s', {v}))))"
         )
     };
-    at.table("t29", 10, &[], &format!("SELECT 'test' AS item, {} AS sub", sub("7"))).await;
+    at.table(
+        "t29",
+        10,
+        &[],
+        &format!("SELECT 'test' AS item, {} AS sub", sub("7")),
+    )
+    .await;
     at.table(
         "t29_more",
         2,
         &[],
-        &format!("SELECT concat('i', value) AS item, {} AS sub FROM range(0, 5)", sub("value")),
+        &format!(
+            "SELECT concat('i', value) AS item, {} AS sub FROM range(0, 5)",
+            sub("value")
+        ),
     )
     .await;
 }
@@ -279,7 +295,10 @@ async fn emptied(at: &Folder<'_>) {
         ("t30_none", &["true"][..]),
         ("t30_again", &["true"]),
         ("t30_ends", &["id IN (249, 499, 749, 999)"]),
-        ("t30_hole", &["id IN (249, 499, 749, 999)", "id >= 250 AND id < 500"]),
+        (
+            "t30_hole",
+            &["id IN (249, 499, 749, 999)", "id >= 250 AND id < 500"],
+        ),
     ] {
         let mut t30 = at.table(name, 250, &["id"], thousand).await;
         for predicate in predicates {
@@ -358,7 +377,11 @@ async fn typed(at: &Folder<'_>) {
 }
 
 /// Tables of plain types: name, columns with Arrow types, and rows as text.
-type Typed = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+type Typed = (
+    &'static str,
+    &'static [(&'static str, &'static str)],
+    &'static str,
+);
 
 const TYPED: [Typed; 4] = [
     (
@@ -436,9 +459,17 @@ async fn extended(at: &Folder<'_>) {
         "lance-encoding:blob",
         "true",
     );
-    let columns = vec![ids(), Arc::new(LargeBinaryArray::from(data.to_vec())) as ArrayRef];
+    let columns = vec![
+        ids(),
+        Arc::new(LargeBinaryArray::from(data.to_vec())) as ArrayRef,
+    ];
     let rows = batch(vec![id(), blob], columns);
-    create(&at.uri("t37_blob"), rows, stored_as(2, LanceFileVersion::V2_1)).await;
+    create(
+        &at.uri("t37_blob"),
+        rows,
+        stored_as(2, LanceFileVersion::V2_1),
+    )
+    .await;
 
     let mut blobs = BlobArrayBuilder::new(3);
     for value in data {
@@ -450,7 +481,12 @@ async fn extended(at: &Folder<'_>) {
     }
     let columns = vec![ids(), blobs.finish().expect("blobs")];
     let rows = batch(vec![id(), blob_field("blob", true)], columns);
-    create(&at.uri("t37_blob2"), rows, stored_as(2, LanceFileVersion::V2_2)).await;
+    create(
+        &at.uri("t37_blob2"),
+        rows,
+        stored_as(2, LanceFileVersion::V2_2),
+    )
+    .await;
 
     let json = marked(
         Field::new("doc", DataType::Utf8, true),
@@ -459,7 +495,12 @@ async fn extended(at: &Folder<'_>) {
     );
     let docs = StringArray::from(vec![Some(r#"{"a":1}"#), None, Some(r#"[true,"x"]"#)]);
     let rows = batch(vec![id(), json], vec![ids(), Arc::new(docs)]);
-    create(&at.uri("t37_json"), rows, stored_as(2, LanceFileVersion::V2_2)).await;
+    create(
+        &at.uri("t37_json"),
+        rows,
+        stored_as(2, LanceFileVersion::V2_2),
+    )
+    .await;
 
     let item = Arc::new(Field::new("item", DataType::Float32, true));
     let floats = Float32Array::from_iter_values((1..=12_u8).map(f32::from));
@@ -481,8 +522,7 @@ async fn extended(at: &Folder<'_>) {
         Field::new("tags", tags.data_type().clone(), true),
         Field::new("weights", weights.data_type().clone(), true),
     ];
-    let columns: Vec<ArrayRef> =
-        vec![ids(), Arc::new(vectors), Arc::new(tags), Arc::new(weights)];
+    let columns: Vec<ArrayRef> = vec![ids(), Arc::new(vectors), Arc::new(tags), Arc::new(weights)];
     create(&at.uri("t37_vector"), batch(fields, columns), per_file(2)).await;
 }
 
@@ -554,7 +594,11 @@ async fn historic(
     let uri = at.uri("t24");
     let sql = "SELECT value AS id FROM range(0, 100)";
     let mut t24 = at.table("t24", 25, &["id"], sql).await;
-    let states = [("FULL", None), ("HALF", Some("id < 50")), ("LAST", Some("id >= 80"))];
+    let states = [
+        ("FULL", None),
+        ("HALF", Some("id < 50")),
+        ("LAST", Some("id >= 80")),
+    ];
     for (state, predicate) in states {
         if let Some(predicate) = predicate {
             delete(&mut t24, predicate).await;
@@ -568,7 +612,9 @@ async fn historic(
                 t24 = Dataset::open(&uri).await.expect("a flat version");
             }
         }
-        let snapshot = Engine::new().open(&uri, VersionRef::version(version), HashMap::new()).await;
+        let snapshot = Engine::new()
+            .open(&uri, VersionRef::version(version), HashMap::new())
+            .await;
         let time = snapshot.expect("opens").timestamp();
         variables.insert(format!("T24_{state}"), version.to_string());
         let time = time.to_rfc3339_opts(SecondsFormat::Nanos, true);
@@ -589,11 +635,23 @@ async fn branched(at: &Folder<'_>, layout: Layout) -> String {
     let uri = at.uri("branched");
     let mut main = at.table("branched", 25, &["id"], &ids(0, 100)).await;
     let mut dev = main.create_branch("dev", 1, None).await.expect("branches");
-    append(&mut dev, &not_null(&rows(&ids(100, 150)).await, &["id"]), 25).await;
-    append(&mut main, &not_null(&rows(&ids(200, 210)).await, &["id"]), 25).await;
+    append(
+        &mut dev,
+        &not_null(&rows(&ids(100, 150)).await, &["id"]),
+        25,
+    )
+    .await;
+    append(
+        &mut main,
+        &not_null(&rows(&ids(200, 210)).await, &["id"]),
+        25,
+    )
+    .await;
     if layout == Layout::Tree {
         for reference in [VersionRef::latest(), VersionRef::branch("dev")] {
-            to_tree(&uri, small_tree(false), reference).await.expect("converts");
+            to_tree(&uri, small_tree(false), reference)
+                .await
+                .expect("converts");
         }
     }
     uri
