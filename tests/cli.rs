@@ -240,7 +240,7 @@ fn creates_external_tables_with_options() {
 fn a_pipe_takes_statements_and_commands() {
     let tables = Tables::make();
     let input = format!(
-        "CREATE EXTERNAL TABLE e STORED AS LANCE\n  LOCATION '{}' OPTIONS (version '2');\n\\d e\nSELECT nope FROM e;\n\
+        "CREATE EXTERNAL TABLE e STORED AS LANCE\n  LOCATION '{}' OPTIONS (version '2');\n\n-- its columns\n\\d e\nSELECT nope FROM e;\n\
          \\pset format csv\nSELECT id, ';' AS semi FROM e\nWHERE id = 7; -- done\nSELECT COUNT(*) AS n FROM e",
         tables.uri()
     );

@@ -3,6 +3,7 @@
 //!
 //! They lie beside the checkout, in `../shared/fixtures`; without them these tests do nothing, and
 //! `tests/model.rs` covers the same rules on tables made here.
+#![expect(clippy::panic, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Whole tables through the public types: what queries cost in requests, faults, races, conversion.
+#![expect(clippy::panic, reason = "helpers of tests")]
 
 #[path = "common/probe.rs"]
 mod probe;

@@ -114,6 +114,7 @@ fn counts(task: &Task) -> Vec<String> {
 
 /// Wall time and its parts.
 struct Clock {
+    cpu: f64,
     start: Instant,
     lap: Instant,
     phases: BTreeMap<String, f64>,
@@ -125,8 +126,10 @@ fn milliseconds(time: Duration) -> f64 {
 
 impl Clock {
     fn start() -> Self {
+        let cpu = cpu_ms();
         let now = Instant::now();
         Self {
+            cpu,
             start: now,
             lap: now,
             phases: BTreeMap::new(),
@@ -277,9 +280,11 @@ impl<'a> Run<'a> {
 
     fn finish(&self, mut clock: Clock, answer: String) -> Result<Sample> {
         let wall = clock.lap - clock.start;
+        let cpu_ms = cpu_ms() - clock.cpu;
         clock.phases.retain(|_, ms| *ms > 0.0);
         Ok(Sample {
             wall_ms: milliseconds(wall),
+            cpu_ms,
             phases: clock.phases,
             costs: self.meter.as_ref().map(Meter::costs).unwrap_or_default(),
             peak_kb: peak_kb()?,
@@ -477,6 +482,18 @@ fn digest(batches: &[RecordBatch]) -> Result<String> {
     let mut hash = DefaultHasher::new();
     lines.hash(&mut hash);
     Ok(format!("{} rows, hash {:x}", lines.len(), hash.finish()))
+}
+
+/// Time this process's threads have been running, in milliseconds; zero where it is not known.
+fn cpu_ms() -> f64 {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else {
+        return 0.0;
+    };
+    let nanoseconds = |thread: fs::DirEntry| -> Option<f64> {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    };
+    threads.flatten().filter_map(nanoseconds).sum::<f64>() / 1e6
 }
 
 /// The greatest resident memory of this process, in KiB.

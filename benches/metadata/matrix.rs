@@ -292,7 +292,7 @@ impl Bench<'_> {
                     }
                 }
             }
-            println!("{}", job.name(&self.table.facts.name));
+            println!("{}, load {}", job.name(&self.table.facts.name), load());
             for (side, samples) in samples {
                 let cell = self.cell(job.work, job.store, side, samples);
                 println!("    {:24} {}", side.title(), report::line(&cell));
@@ -326,6 +326,12 @@ impl Bench<'_> {
         )
         .into())
     }
+}
+
+/// The machine's load over the last minute: measurements beside other work are worth less.
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or("?").to_string()
 }
 
 /// Runs a task in a process of its own.

@@ -204,6 +204,9 @@ pub(crate) struct Cost {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub wall_ms: f64,
+    /// Processor time of all threads, checking the answer included: says what a busy machine did to
+    /// the wall time.
+    pub cpu_ms: f64,
     /// Parts of the wall time.
     pub phases: BTreeMap<String, f64>,
     /// Requests by verb and kind of object; empty for plain local paths.

@@ -29,6 +29,7 @@ pub(crate) struct Stat {
     pub wall: f64,
     pub fastest: f64,
     pub slowest: f64,
+    pub cpu: f64,
     /// MiB.
     pub peak: f64,
     pub cost: Cost,
@@ -53,6 +54,7 @@ fn stat(cell: &Cell) -> Option<Stat> {
         wall: median(walls().collect()),
         fastest: walls().fold(f64::INFINITY, f64::min),
         slowest: walls().fold(0.0, f64::max),
+        cpu: median(cell.samples.iter().map(|s| s.cpu_ms).collect()),
         peak: median(
             cell.samples
                 .iter()
@@ -70,8 +72,8 @@ pub(crate) fn line(cell: &Cell) -> String {
         return "no sample".into();
     };
     let mut line = format!(
-        "{:>9.2} ms ({:.2}..{:.2}), peak {:.0} MiB",
-        stat.wall, stat.fastest, stat.slowest, stat.peak
+        "{:>9.2} ms ({:.2}..{:.2}), cpu {:.2}, peak {:.0} MiB",
+        stat.wall, stat.fastest, stat.slowest, stat.cpu, stat.peak
     );
     for (phase, ms) in &stat.sample.phases {
         let _ = write!(line, ", {phase} {ms:.2}");

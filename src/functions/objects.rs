@@ -88,7 +88,7 @@ pub(super) fn wanted(filters: &[Expr]) -> FragmentRanges {
         .map(|values| values.span().map_or(1 << 32, |span| span.start));
     let m = highest_start.unwrap_or((1 << 32) - 1);
     let k = lowest_end.unwrap_or(1).saturating_sub(1);
-    FragmentRanges::from_ranges([k.min(m)..k.max(m) + 1])
+    FragmentRanges::from_ranges(std::iter::once(k.min(m)..k.max(m) + 1))
 }
 
 fn batch(schema: &SchemaRef, objects: &[TreeObject]) -> Result<RecordBatch> {

@@ -234,6 +234,7 @@ mod tests {
     }
 
     /// Decoding blocks, and must not on an async thread.
+    #[expect(clippy::disallowed_methods, reason = "a test waits for it")]
     async fn decode(bytes: Bytes) -> Result<Leaf> {
         tokio::task::spawn_blocking(move || Leaf::decode("x", bytes))
             .await

@@ -715,7 +715,8 @@ mod tests {
             watermark: 0,
         };
         assert!(node.check_reference("n", &reference).is_ok());
-        let broken: [(&str, fn(&mut Child)); 5] = [
+        type Change = fn(&mut Child);
+        let broken: [(&str, Change); 5] = [
             ("height_mismatch", |c| c.height = 2),
             ("num_children_mismatch", |c| c.num_children = 3),
             ("num_keys_mismatch", |c| c.counts.fragments = 2),

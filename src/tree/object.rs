@@ -532,6 +532,10 @@ pub(crate) async fn dataset_root(
 /// Decoding over this many bytes leaves the async threads.
 const INLINE_DECODE_BYTES: usize = 16 << 10;
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this module knows no DataFusion, and a decode once begun is short"
+)]
 async fn off_thread<T: Send + 'static>(
     bytes: usize,
     decode: impl FnOnce() -> Result<T> + Send + 'static,

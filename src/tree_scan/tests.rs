@@ -346,7 +346,7 @@ fn publish(
             .join(format!("_bt/root/{}.root", uuid.hyphenated()));
         std::fs::create_dir_all(path.parent().expect("a directory")).expect("writable");
         std::fs::write(path, root.encode().encode_to_vec()).expect("writable");
-        pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec().into())
+        pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec())
     } else {
         pb::fragment_tree::Root::InlineRoot(root.encode())
     };
@@ -541,13 +541,9 @@ async fn a_count_opens_only_what_an_edge_cuts() {
         (34..36, 1, 1),
     ] {
         let state = WalkState::default();
-        let wanted = FragmentRanges::from_ranges([range.clone()]);
         // Reaching past the last fragment is the same as reaching to the end of all ids.
-        let wanted = if range.end == 120 {
-            FragmentRanges::from_ranges([range.start..ID_END])
-        } else {
-            wanted
-        };
+        let end = if range.end == 120 { ID_END } else { range.end };
+        let wanted = FragmentRanges::from_ranges(std::iter::once(range.start..end));
         snapshot.count(&wanted, &state).await.expect("valid");
         let stats = state.stats().snapshot();
         assert_eq!(

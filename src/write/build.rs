@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use datafusion::common::runtime::SpawnedTask;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream::FuturesOrdered};
 use lance_io::object_store::ObjectStore;
@@ -187,7 +188,7 @@ impl TreeBuilder {
             Ok((child, proto))
         };
         // On a task of its own, so that leaves are encoded side by side.
-        let task = tokio::spawn(write).map(|joined| {
+        let task = SpawnedTask::spawn(write).map(|joined| {
             joined.unwrap_or_else(|e| Err(Error::internal(format!("a leaf's task ended: {e}"))))
         });
         self.writing.push_back(task.boxed());
@@ -270,7 +271,7 @@ async fn publish_root(
             .and_then(|u| Uuid::parse_str(u).ok())
             .ok_or_else(|| Error::internal(format!("{path} names no root")))?;
         report.paths.push(path);
-        pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec().into())
+        pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec())
     };
     Ok(pb::FragmentTree {
         root: Some(root),

@@ -131,7 +131,7 @@ pub async fn convert(
 }
 
 fn check_convertible(snapshot: &Snapshot, options: &ConvertOptions) -> Result<()> {
-    check_writable(&snapshot.location().path.to_string(), snapshot.head())?;
+    check_writable(snapshot.location().path.as_ref(), snapshot.head())?;
     if snapshot.layout() == options.target {
         return Err(Error::invalid(format!(
             "version {} of {} is {} already",

@@ -93,12 +93,16 @@ pub(crate) async fn piped(shell: &mut Shell) -> Outcome {
     let mut pending = String::new();
     for line in io::stdin().lock().lines() {
         let line = line?;
-        let command = pending.trim().is_empty() && line.starts_with('\\');
+        let dialect = shell.dialect()?;
+        let command =
+            line.starts_with('\\') && script::split(&pending, dialect.as_ref()).is_empty();
+        if command {
+            pending.clear();
+        }
         pending.push_str(&line);
         pending.push('\n');
-        let ends =
-            || -> Outcome<bool> { Ok(script::is_complete(&pending, shell.dialect()?.as_ref())) };
-        if !command && !(line.contains(';') && ends()?) {
+        let ends = command || line.contains(';') && script::is_complete(&pending, dialect.as_ref());
+        if !ends {
             continue;
         }
         match enter(shell, &std::mem::take(&mut pending)).await {
