@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, Schema};
+use arrow::datatypes::{DataType, Field, Schema};
 use async_trait::async_trait;
 use datafusion::catalog::{SchemaProvider, Session, TableProvider, TableProviderFactory};
 use datafusion::common::{DataFusionError, Result as DFResult, exec_err};
-use datafusion::logical_expr::CreateExternalTable;
+use datafusion::logical_expr::{CreateExternalTable, TableType};
 use lance_io::object_store::ObjectStore;
 use object_store::path::Path;
 
@@ -254,7 +254,9 @@ fn check_columns(declared: &Schema, table: &Schema, location: &str) -> Result<()
     if declared.fields().is_empty() {
         return Ok(());
     }
-    let same = |a: &Field, b: &Field| a.name() == b.name() && a.data_type() == b.data_type();
+    let same = |a: &Field, b: &Field| {
+        a.name() == b.name() && plain_type(a.data_type()) == plain_type(b.data_type())
+    };
     let agrees = declared.fields().len() == table.fields().len()
         && declared
             .fields()
@@ -278,6 +280,15 @@ fn check_columns(declared: &Schema, table: &Schema, location: &str) -> Result<()
         display_uri(location),
         list(table)
     )))
+}
+
+/// A type without what SQL cannot say: which of Arrow's text or binary types it is.
+fn plain_type(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Utf8View | DataType::LargeUtf8 => DataType::Utf8,
+        DataType::BinaryView | DataType::LargeBinary => DataType::Binary,
+        other => other.clone(),
+    }
 }
 
 /// The `.lance` tables of a directory.
@@ -397,6 +408,15 @@ impl SchemaProvider for DirectorySchema {
         };
         let provider = self.engine.provider(&self.location(name), options).await?;
         Ok(Some(Arc::new(provider)))
+    }
+
+    /// Known without opening the table, so that listing tables needs none of them whole.
+    async fn table_type(&self, name: &str) -> Result<Option<TableType>, DataFusionError> {
+        if let Some(made) = self.made.table_type(name).await? {
+            return Ok(Some(made));
+        }
+        let listed = self.list().await?.iter().any(|n| n == name);
+        Ok(listed.then_some(TableType::Base))
     }
 
     fn register_table(

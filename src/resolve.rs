@@ -414,6 +414,8 @@ impl Table {
                 tracing::debug!(%e, "no version found");
                 Err(self.missing_table().await)
             }
+            // A file, and not the directory of a table.
+            Err(e) if e.to_string().contains("Not a directory") => Err(self.missing_table().await),
             Err(e) => Err(Error::lance(
                 format!("cannot find versions of {}", self.shown()),
                 e,

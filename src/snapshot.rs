@@ -451,11 +451,11 @@ async fn scan_schema(shell: &Arc<Dataset>) -> Result<SchemaRef> {
     if plain.fields().is_empty() {
         return Ok(Arc::new(plain));
     }
-    let scanned = shell
-        .scan()
-        .schema()
-        .await
-        .map_err(|e| Error::lance("cannot plan a scan of the table's schema", e))?;
+    let context = |e| Error::lance("cannot plan a scan of the table's schema", e);
+    let mut scan = shell.scan();
+    // By field and not by name, which may hold anything.
+    scan.project_with_schema(shell.schema()).map_err(context)?;
+    let scanned = scan.schema().await.map_err(context)?;
     let fields = scanned.fields().clone();
     Ok(Arc::new(Schema::new_with_metadata(
         fields,

@@ -286,8 +286,8 @@ fn shape(
 
 /// Says which fragments a failed read was for.
 fn explain(error: DataFusionError, label: &str) -> DataFusionError {
-    let text = error.to_string();
-    let missing = text.contains("not found") || text.contains("No such file");
+    let text = error.to_string().to_lowercase();
+    let missing = text.contains("not found") || text.contains("no such file");
     let advice = if missing {
         "; a file that the version names is gone: it was removed by hand or by a cleanup of old versions"
     } else {

@@ -68,7 +68,6 @@ SELECT a._fragid, count(*) FROM sys.many a JOIN sys.t1 b ON a._fragid = b._fragi
 SELECT "PartyAbbrev", "user-id" FROM t26 WHERE "PartyAbbrev" = 'D';
 SELECT "select", "a:b" FROM t26 WHERE "select" >= 'y' OR "select" IS NULL;
 SELECT * FROM t26 WHERE "größe" > 'v';
-SELECT * FROM t26 WHERE "tick`ed" > 1;
 SELECT * FROM t26 WHERE "With Space" IN ('p', 's') AND "user-id" > 1;
 SELECT * FROM t16 WHERE c IS NULL AND grade > 50;
 SELECT c, grade FROM t16 WHERE grade IS NULL OR grade < 10;
