@@ -18,6 +18,7 @@ use chrono::{DateTime, Utc};
 use lance::Dataset;
 use lance::dataset::builder::DatasetBuilder;
 use lance::session::Session;
+use lance_core::datatypes::BlobHandling;
 use lance_io::object_store::{
     ObjectStore, ObjectStoreParams, StorageOptionsAccessor, WrappingObjectStore,
 };
@@ -451,12 +452,20 @@ async fn scan_schema(shell: &Arc<Dataset>) -> Result<SchemaRef> {
     if plain.fields().is_empty() {
         return Ok(Arc::new(plain));
     }
-    let context = |e| Error::lance("cannot plan a scan of the table's schema", e);
-    let mut scan = shell.scan();
-    // By field and not by name, which may hold anything.
-    scan.project_with_schema(shell.schema()).map_err(context)?;
-    let scanned = scan.schema().await.map_err(context)?;
-    let fields = scanned.fields().clone();
+    let scanned = shell.scan().schema().await;
+    let fields = match scanned {
+        Ok(scanned) => scanned.fields().clone(),
+        // Lance cannot plan a scan of a name with a backtick in it. The table's other columns are no
+        // worse for that.
+        Err(error) => {
+            tracing::warn!(%error, "the schema of a scan is taken from the table's");
+            let all = shell
+                .full_projection()
+                .with_blob_handling(BlobHandling::default())
+                .to_bare_schema();
+            Schema::from(&all).fields().clone()
+        }
+    };
     Ok(Arc::new(Schema::new_with_metadata(
         fields,
         plain.metadata().clone(),

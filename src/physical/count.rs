@@ -12,7 +12,7 @@ use datafusion::common::{DataFusionError, Result as DFResult, Statistics};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
-use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet};
+use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet, RecordOutput};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
@@ -117,9 +117,7 @@ impl ExecutionPlan for FragmentCountExec {
             .map_ok(move |rows| row_batches(rows.min(fetch)))
             .map_err(DataFusionError::from)
             .try_flatten()
-            .inspect_ok(move |batch| {
-                baseline.record_output(batch.num_rows());
-            });
+            .map_ok(move |batch| batch.record_output(&baseline));
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
     }
 

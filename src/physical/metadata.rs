@@ -9,7 +9,7 @@ use datafusion::common::{DataFusionError, Result as DFResult};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
-use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet};
+use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet, RecordOutput};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
@@ -107,9 +107,7 @@ impl ExecutionPlan for MetadataExec {
         let batches = self
             .source
             .batches(&self.schema, &state)
-            .inspect_ok(move |batch| {
-                baseline.record_output(batch.num_rows());
-            })
+            .map_ok(move |batch| batch.record_output(&baseline))
             .map_err(DataFusionError::from);
         Ok(Box::pin(RecordBatchStreamAdapter::new(
             Arc::clone(&self.schema),

@@ -16,7 +16,7 @@ use datafusion::common::{ColumnStatistics, DataFusionError, Result as DFResult, 
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
-use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet};
+use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet, RecordOutput};
 use datafusion::physical_plan::stream::{RecordBatchReceiverStream, RecordBatchStreamAdapter};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
@@ -241,9 +241,8 @@ impl ExecutionPlan for FragmentScanExec {
         };
         let baseline = BaselineMetrics::new(&self.metrics.set, partition);
         let batches = source.batches(ranges, &state);
-        let batches = limited(batches, self.plan.request.fetch).inspect_ok(move |batch| {
-            baseline.record_output(batch.num_rows());
-        });
+        let batches = limited(batches, self.plan.request.fetch)
+            .map_ok(move |batch| batch.record_output(&baseline));
         let schema = Arc::clone(&self.plan.request.schema);
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
     }
