@@ -176,9 +176,10 @@ impl SnapshotProvider {
         }
         let filter = conjunction(plan.residual().to_vec());
         self.plan(state, &plan, filter, Vec::new(), projection, limit)
+            .await
     }
 
-    fn plan(
+    async fn plan(
         &self,
         state: &dyn Session,
         rows: &RowAddressPlan,
@@ -208,7 +209,8 @@ impl SnapshotProvider {
         };
         let counts_known = scan.estimate.is_some();
         if scan.request.columns.is_empty() && scan.request.filter.is_none() && counts_known {
-            return Ok(Arc::new(FragmentCountExec::try_new(scan)?));
+            let count = FragmentCountExec::count(scan, state.task_ctx()).await?;
+            return Ok(Arc::new(count));
         }
         let partitions = state.config().target_partitions();
         Ok(Arc::new(FragmentScanExec::new(scan, partitions)))
@@ -361,6 +363,7 @@ impl TableProvider for SnapshotProvider {
         // A filter that is still to be checked above must see its rows before a limit does.
         let limit = limit.filter(|_| residual.is_empty());
         self.plan(state, &rows, conjunction(data), residual, projection, limit)
+            .await
     }
 
     fn supports_filters_pushdown(

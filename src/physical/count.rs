@@ -3,11 +3,16 @@
 //! `COUNT(*)`, `SELECT 1 FROM t` and `EXISTS` ask a table for rows without columns. When every filter
 //! is on row addresses the number of rows follows from summaries, from the leaves an edge of a range
 //! cuts, and from the deletion files of the fragments an edge cuts.
+//!
+//! The number is found when the scan is planned. Then it is an exact statistic, of which DataFusion
+//! makes a literal: a count costs what the edges cost. Found later it would have to be handed on as
+//! that many rows, and a table can have more of those than anything can be proportional to.
 
 use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, RecordBatchOptions};
+use datafusion::common::stats::Precision;
 use datafusion::common::{DataFusionError, Result as DFResult, Statistics};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::EquivalenceProperties;
@@ -25,7 +30,7 @@ use super::metrics::NodeMetrics;
 use super::scan::{ScanPlan, no_children};
 use crate::error::{Error, Result};
 use crate::ranges::RowAddrSet;
-use crate::tree_scan::{SequenceLedger, WalkOptions, WalkState};
+use crate::tree_scan::{WalkOptions, WalkState};
 
 /// Rows without columns that are handed on at a time: a counter takes any number in one step, an
 /// expression over them makes an array of this length.
@@ -35,29 +40,53 @@ const BATCH_ROWS: u64 = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct FragmentCountExec {
     plan: ScanPlan,
+    rows: u64,
     properties: Arc<PlanProperties>,
     metrics: NodeMetrics,
-    ledger: Arc<SequenceLedger>,
 }
 
 impl FragmentCountExec {
-    /// A count over a plan without columns and without a filter on data.
-    pub(crate) fn try_new(plan: ScanPlan) -> Result<Self> {
+    /// Counts a plan without columns and without a filter on data, reading what an edge of its
+    /// ranges cuts.
+    pub(crate) async fn count(plan: ScanPlan, context: Arc<TaskContext>) -> Result<Self> {
         if !plan.request.columns.is_empty() || plan.request.filter.is_some() {
             return Err(Error::internal("a count that needs columns"));
         }
+        let metrics = NodeMetrics::default();
+        // All rows are counted; a limit, which a planner may still change, is for the output.
+        let mut all = plan.clone();
+        let mut request = all.request.as_ref().clone();
+        request.fetch = None;
+        all.request = Arc::new(request);
+        let counter = Counter {
+            state: WalkState::with_stats(Arc::clone(&metrics.tree)),
+            plan: all,
+            metrics,
+            context,
+        };
+        let rows = counter.count().await?;
+        Ok(Self::new(plan, rows, counter.metrics))
+    }
+
+    fn new(plan: ScanPlan, rows: u64, metrics: NodeMetrics) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(Arc::clone(&plan.request.schema)),
             Partitioning::UnknownPartitioning(1),
-            EmissionType::Final,
+            EmissionType::Incremental,
             Boundedness::Bounded,
         );
-        Ok(Self {
+        Self {
             plan,
+            rows,
             properties: Arc::new(properties),
-            metrics: NodeMetrics::default(),
-            ledger: Arc::default(),
-        })
+            metrics,
+        }
+    }
+
+    /// Rows given out: those counted, up to the limit.
+    fn rows_out(&self) -> u64 {
+        let fetch = self.plan.request.fetch.map_or(u64::MAX, |f| f as u64);
+        self.rows.min(fetch)
     }
 }
 
@@ -67,7 +96,7 @@ impl DisplayAs for FragmentCountExec {
             write!(f, "FragmentCountExec: ")?;
         }
         self.plan.fmt_scan(f)?;
-        write!(f, ", count=from metadata")
+        write!(f, ", count={} (exact, from metadata)", self.rows)
     }
 }
 
@@ -94,30 +123,17 @@ impl ExecutionPlan for FragmentCountExec {
     fn execute(
         &self,
         partition: usize,
-        context: Arc<TaskContext>,
+        _context: Arc<TaskContext>,
     ) -> DFResult<SendableRecordBatchStream> {
         if partition != 0 {
             return Err(DataFusionError::Internal(format!(
                 "partition {partition} of a count with 1"
             )));
         }
-        let counter = Counter {
-            plan: self.plan.clone(),
-            metrics: self.metrics.clone(),
-            state: WalkState {
-                stats: Arc::clone(&self.metrics.tree),
-                ledger: Arc::clone(&self.ledger),
-            },
-            context,
-        };
         let baseline = BaselineMetrics::new(&self.metrics.set, partition);
         let schema = Arc::clone(&self.plan.request.schema);
-        let fetch = self.plan.request.fetch.map_or(u64::MAX, |f| f as u64);
-        let batches = stream::once(async move { counter.count().await })
-            .map_ok(move |rows| row_batches(rows.min(fetch)))
-            .map_err(DataFusionError::from)
-            .try_flatten()
-            .map_ok(move |batch| batch.record_output(&baseline));
+        let batches =
+            row_batches(self.rows_out()).map_ok(move |batch| batch.record_output(&baseline));
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
     }
 
@@ -127,7 +143,8 @@ impl ExecutionPlan for FragmentCountExec {
 
     fn partition_statistics(&self, _partition: Option<usize>) -> DFResult<Arc<Statistics>> {
         let mut statistics = Statistics::new_unknown(&self.plan.request.schema);
-        statistics.num_rows = self.plan.num_rows();
+        let rows = self.rows_out();
+        statistics.num_rows = usize::try_from(rows).map_or(Precision::Absent, Precision::Exact);
         Ok(Arc::new(statistics))
     }
 
@@ -136,7 +153,7 @@ impl ExecutionPlan for FragmentCountExec {
         let mut request = plan.request.as_ref().clone();
         request.fetch = limit;
         plan.request = Arc::new(request);
-        Self::try_new(plan).ok().map(|e| Arc::new(e) as _)
+        Some(Arc::new(Self::new(plan, self.rows, self.metrics.clone())))
     }
 
     fn fetch(&self) -> Option<usize> {

@@ -89,14 +89,34 @@ pub(crate) async fn append(dataset: &mut Dataset, rows: &RecordBatch, rows_per_f
         .unwrap_or_else(|e| fail(&uri, e));
 }
 
-/// A policy that gives ten fragments several leaves, and the root an object of its own when
-/// `external`.
-pub(crate) fn small_tree(external: bool) -> TreePolicy {
+/// A policy that gives ten fragments three leaves or so, and keeps the root in the manifest.
+pub(crate) fn small_tree() -> TreePolicy {
     TreePolicy {
-        leaf_bytes: 1 << 10,
+        leaf_bytes: 4352,
         node_bytes: 1 << 10,
-        inline_root_bytes: if external { 1 } else { 4 << 10 },
+        inline_root_bytes: 4 << 10,
         min_fragments: 0,
+    }
+}
+
+/// The policy for a table of the catalogue. Some have a root of its own, and `many` has several
+/// levels over leaves of a dozen fragments.
+fn policy_of(uri: &str) -> TreePolicy {
+    let outside = TreePolicy {
+        inline_root_bytes: 1,
+        ..small_tree()
+    };
+    if uri.ends_with("/many.lance") {
+        return TreePolicy {
+            leaf_bytes: 5300,
+            node_bytes: 300,
+            ..outside
+        };
+    }
+    if uri.contains("/t3") {
+        outside
+    } else {
+        small_tree()
     }
 }
 
@@ -198,8 +218,7 @@ impl Tables {
                 if uri.ends_with("/paths") || done.contains(&uri) {
                     continue;
                 }
-                let external = ["many", "t30", "t3."].iter().any(|n| uri.contains(n));
-                if let Err(e) = to_tree(&uri, small_tree(external), VersionRef::latest()).await {
+                if let Err(e) = to_tree(&uri, policy_of(&uri), VersionRef::latest()).await {
                     self.problems.push(format!("cannot convert {uri}: {e}"));
                 }
             }

@@ -613,7 +613,7 @@ async fn historic(
         }
         let mut version = t24.version().version;
         if layout == Layout::Tree {
-            let report = to_tree(&uri, small_tree(false), VersionRef::latest()).await;
+            let report = to_tree(&uri, small_tree(), VersionRef::latest()).await;
             version = report.expect("converts").to_version.expect("published");
             if state != "LAST" {
                 to_flat(&uri).await.expect("converts");
@@ -657,7 +657,7 @@ async fn branched(at: &Folder<'_>, layout: Layout) -> String {
     .await;
     if layout == Layout::Tree {
         for reference in [VersionRef::latest(), VersionRef::branch("dev")] {
-            to_tree(&uri, small_tree(false), reference)
+            to_tree(&uri, small_tree(), reference)
                 .await
                 .expect("converts");
         }
