@@ -79,8 +79,9 @@ impl Setting {
         let one_each = (self.layout == Layout::Flat) == (self.partitions == 1);
         match file {
             "counts" | "empty" | "limits" | "projection" => true,
-            "explain" | "joins" | "missing_files" | "nulls" | "pruning" | "queries"
-            | "system_columns" => self.folded,
+            "explain" | "joins" | "missing_files" | "nulls" | "queries" | "system_columns" => {
+                self.folded
+            }
             _ => self.folded && one_each,
         }
     }
