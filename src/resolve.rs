@@ -186,6 +186,15 @@ fn absolute(path: &str) -> Result<String> {
     Ok(text.to_string())
 }
 
+/// The location of a branch of the table at `uri`. In a URL the branch goes before the query; in a
+/// plain path a question mark is a character like any other.
+fn branch_uri(uri: &str, branch: &str) -> String {
+    match uri.split_once('?') {
+        Some((path, query)) if uri.contains("://") => format!("{path}/tree/{branch}?{query}"),
+        _ => format!("{uri}/tree/{branch}"),
+    }
+}
+
 /// A location without anything secret in it, for messages and plans.
 pub(crate) fn display_uri(uri: &str) -> String {
     match uri_to_url(uri) {
@@ -346,18 +355,10 @@ impl Table {
                 )
                 .await);
         }
-        let (plain, query) = self
-            .uri
-            .split_once('?')
-            .map_or((self.uri.as_str(), None), |(u, q)| (u, Some(q)));
-        let mut uri = format!("{plain}/tree/{branch}");
-        if let Some(query) = query {
-            uri = format!("{uri}?{query}");
-        }
+        self.uri = branch_uri(&self.uri, branch);
         self.base = branch
             .split('/')
             .fold(self.base.clone().join("tree"), |path, part| path.join(part));
-        self.uri = uri;
         Ok(self)
     }
 
@@ -598,6 +599,21 @@ mod tests {
             ("file:///a%20b", "file:///a%20b".to_string()),
         ] {
             assert_eq!(normalize_uri(given).expect("usable"), expected);
+        }
+    }
+
+    #[test]
+    fn a_branch_goes_before_the_query_of_a_url_only() {
+        for (uri, expected) in [
+            ("/a/q?x#y", "/a/q?x#y/tree/dev"),
+            ("/a/t.lance", "/a/t.lance/tree/dev"),
+            (
+                "s3+ddb://b/t?ddbTableName=x",
+                "s3+ddb://b/t/tree/dev?ddbTableName=x",
+            ),
+            ("file:///a/q%3Fx", "file:///a/q%3Fx/tree/dev"),
+        ] {
+            assert_eq!(branch_uri(uri, "dev"), expected);
         }
     }
 

@@ -329,6 +329,13 @@ async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<S
         script = script.replace(&format!("${{{key}}}"), value);
     }
 
+    if let Some(at) = script.find("${") {
+        let unknown: String = script[at..].chars().take(20).collect();
+        return vec![format!(
+            "tests/sqllogic/{name}.slt: no such variable: {unknown}"
+        )];
+    }
+
     let folder = tables.folder(setting.layout);
     let ctx = setting.session(&folder, name != "catalog").await;
     if name == "catalog" {
@@ -412,21 +419,16 @@ async fn run_files(tables: &Arc<Tables>) -> BTreeMap<String, Vec<String>> {
 struct Query {
     line: usize,
     sql: String,
-    /// Why Lance's own provider is not asked.
-    not_lance: Option<String>,
 }
 
-/// Queries end with a semicolon at the end of a line. A comment `-- not lance: reason` before one
-/// leaves Lance's provider out of its comparison.
+/// Queries end with a semicolon at the end of a line.
 fn queries() -> Vec<Query> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sqllogic/differential.sql");
     let text = std::fs::read_to_string(path).expect("readable");
     let mut queries = Vec::new();
-    let (mut sql, mut not_lance) = (String::new(), None);
+    let mut sql = String::new();
     for (index, line) in text.lines().enumerate() {
-        if let Some(comment) = line.strip_prefix("--") {
-            let reason = comment.trim().strip_prefix("not lance: ");
-            not_lance = reason.map(str::to_string).or(not_lance);
+        if line.starts_with("--") {
             continue;
         }
         sql.push_str(line);
@@ -435,7 +437,6 @@ fn queries() -> Vec<Query> {
             queries.push(Query {
                 line: index + 1,
                 sql: query.to_string(),
-                not_lance: not_lance.take(),
             });
             sql.clear();
         }
@@ -645,19 +646,8 @@ async fn run_differential(tables: &Tables) -> Vec<String> {
         let expected = answer(&providers.memory_as_lance, &query.sql)
             .await
             .expect("as above");
-        match (
-            problem(&providers.lance, &query.sql, &expected).await,
-            &query.not_lance,
-        ) {
-            (Some(problem), None) => {
-                wrong.push(format!(
-                    "{place}: Lance's provider: {problem}\n{}",
-                    query.sql
-                ));
-            }
-            (None, Some(_)) => wrong.push(format!("{place}: Lance agrees: drop the comment")),
-            (Some(_), Some(_)) | (None, None) => {}
-        }
+        let problem = problem(&providers.lance, &query.sql, &expected).await;
+        wrong.extend(problem.map(|p| format!("{place}: Lance's provider: {p}\n{}", query.sql)));
     }
     wrong.extend(whole_tables(tables, &providers).await);
     wrong

@@ -187,11 +187,13 @@ impl Tables {
             let done = tables::make_own(&folder, layout, &mut variables).await;
             if layout == Layout::Tree {
                 tables.convert_all(&done).await;
-                let height = tables.height("many").await;
-                variables.insert("MANY_HEIGHT".into(), height.to_string());
-                variables.insert("MANY_INNER".into(), (height - 1).to_string());
-                variables.insert("MANY_LEVELS".into(), (height + 1).to_string());
             }
+            // Edges on a path of the tree, and with it nodes between root and leaf, and levels.
+            let height = tables.height(layout, "many").await;
+            let inner = height.saturating_sub(1);
+            variables.insert("MANY_HEIGHT".into(), height.to_string());
+            variables.insert("MANY_INNER".into(), inner.to_string());
+            variables.insert("MANY_LEVELS".into(), (height + 1).to_string());
             variables.insert("LAYOUT".into(), layout.to_string());
             // Every tenth address of a fragment.
             let addresses: Vec<_> = (0..10_000).map(|n| (n * 10).to_string()).collect();
@@ -215,7 +217,7 @@ impl Tables {
         for place in [folder, paths] {
             for entry in std::fs::read_dir(place).expect("a folder") {
                 let uri = text(&entry.expect("an entry").path());
-                if uri.ends_with("/paths") || done.contains(&uri) {
+                if uri.ends_with("/paths") || uri.ends_with("/branches") || done.contains(&uri) {
                     continue;
                 }
                 if let Err(e) = to_tree(&uri, policy_of(&uri), VersionRef::latest()).await {
@@ -225,9 +227,9 @@ impl Tables {
         }
     }
 
-    /// Edges from the root of a tree to its leaves.
-    async fn height(&self, name: &str) -> u32 {
-        let uri = self.uri(Layout::Tree, name);
+    /// Edges from the root of a tree to its leaves; none in a flat table.
+    async fn height(&self, layout: Layout, name: &str) -> u32 {
+        let uri = self.uri(layout, name);
         let open = OpenOptions::default();
         let snapshot = Snapshot::open(&uri, open)
             .await

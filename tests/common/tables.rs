@@ -77,6 +77,7 @@ pub(crate) async fn make_all(folder: &Path) -> BTreeMap<String, String> {
     extended(&at).await;
     stored(&at).await;
     placed(&folder.join("paths")).await;
+    branched_in_place(&folder.join("branches")).await;
     variables
 }
 
@@ -576,6 +577,20 @@ async fn placed(folder: &Path) {
         create(&text(&plain), rows, per_file(4)).await;
         std::fs::rename(plain, folder.join(name)).expect("renamed");
     }
+}
+
+/// A table with a branch in a folder whose name needs care. The branch names the table by the path it
+/// had when it was made, so that path stays as a link.
+async fn branched_in_place(folder: &Path) {
+    std::fs::create_dir_all(folder).expect("a folder");
+    let (plain, odd) = (folder.join("plain"), folder.join("q?x#y"));
+    let ids = |from: u32, to: u32| format!("SELECT value AS id FROM range({from}, {to})");
+    let first = not_null(&rows(&ids(0, 10)).await, &["id"]);
+    let mut main = create(&text(&plain), first, per_file(4)).await;
+    let mut dev = main.create_branch("dev", 1, None).await.expect("branches");
+    append(&mut dev, &not_null(&rows(&ids(10, 15)).await, &["id"]), 4).await;
+    std::fs::rename(&plain, &odd).expect("renamed");
+    std::os::unix::fs::symlink(&odd, &plain).expect("linked");
 }
 
 /// Makes the tables that are not the same in both layouts: with a history in the layout, or with
