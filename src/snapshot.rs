@@ -32,8 +32,8 @@ use object_store::path::Path;
 use crate::error::{Error, Result};
 use crate::flat::FlatCatalog;
 use crate::manifest::{
-    ManifestFile, SplitManifest, manifest_with_fragments, read_manifest, shell_manifest,
-    split_manifest,
+    ManifestFile, SplitManifest, manifest_with_fragments, read_manifest, read_sections,
+    shell_manifest, split_manifest,
 };
 use crate::ranges::FragmentRanges;
 use crate::resolve::{self, Located, VersionRef};
@@ -144,6 +144,19 @@ impl TreeCatalog {
         self.tally.counts(&self.label)
     }
 
+    /// The message of this tree, with `next_sequence` for its next mutation.
+    pub(crate) fn encode_with_next(&self, next_sequence: u64) -> Result<pb::FragmentTree> {
+        let root = match &self.root_path {
+            None => pb::fragment_tree::Root::InlineRoot(self.root.encode()),
+            Some(path) => pb::fragment_tree::Root::RootUuid(root_uuid(path)?),
+        };
+        Ok(pb::FragmentTree {
+            root: Some(root),
+            mutations_since_root: self.since_root.iter().map(|m| m.encode()).collect(),
+            next_action_sequence: next_sequence,
+        })
+    }
+
     /// The context of the root, for checks.
     pub(crate) fn root_context<'a>(&'a self, object: &'a str) -> NodeContext<'a> {
         NodeContext {
@@ -177,6 +190,8 @@ pub struct Snapshot {
     schema: SchemaRef,
     pub(crate) catalog: Catalog,
     open: OpenCost,
+    position: u64,
+    sections: Option<Bytes>,
 }
 
 /// What opening a snapshot read.
@@ -302,6 +317,8 @@ impl Snapshot {
                 bytes: file.bytes + tree_cost.bytes,
                 manifest_bytes: file.file_size,
             },
+            position: file.position,
+            sections: file.sections,
         }))
     }
 
@@ -391,6 +408,27 @@ impl Snapshot {
 
     pub(crate) fn handler(&self) -> &Arc<dyn CommitHandler> {
         &self.handler
+    }
+
+    /// The sections in front of the manifest message. No I/O when opening read them.
+    pub(crate) async fn sections(&self) -> Result<Bytes> {
+        if let Some(sections) = &self.sections {
+            return Ok(sections.clone());
+        }
+        let store = self
+            .shell
+            .object_store(None)
+            .await
+            .map_err(|e| Error::lance("cannot open the table's object store", e))?;
+        read_sections(&store, &self.location, self.position).await
+    }
+
+    /// The manifest message of this version with just `fragments`, for Lance.
+    pub(crate) fn manifest_of<'a>(
+        &self,
+        fragments: impl IntoIterator<Item = &'a pb::DataFragment>,
+    ) -> Vec<u8> {
+        manifest_with_fragments(&self.shell_manifest, fragments)
     }
 
     pub(crate) fn params(&self) -> &ObjectStoreParams {
@@ -606,6 +644,15 @@ pub(crate) fn root_path(label: &str, uuid: &[u8]) -> Result<String> {
         )
     })?;
     Ok(format!("_bt/root/{}.root", uuid.hyphenated()))
+}
+
+/// The name of the external root at `path`, as a manifest stores it.
+pub(crate) fn root_uuid(path: &str) -> Result<Vec<u8>> {
+    path.strip_prefix("_bt/root/")
+        .and_then(|p| p.strip_suffix(".root"))
+        .and_then(|u| uuid::Uuid::parse_str(u).ok())
+        .map(|uuid| uuid.as_bytes().to_vec())
+        .ok_or_else(|| Error::internal(format!("{path} names no root")))
 }
 
 /// A commit handler that knows where one version lies, so that making a dataset of it asks nobody.

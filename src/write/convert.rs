@@ -127,6 +127,7 @@ pub async fn convert(
         message: format!(
             "other writers were first {ATTEMPTS} times in a row: pause them, or try again later"
         ),
+        retryable: true,
     })
 }
 
@@ -203,11 +204,11 @@ async fn sink_of(snapshot: &Snapshot, dry_run: bool) -> Result<ObjectSink> {
         .object_store(None)
         .await
         .map_err(|e| Error::lance("cannot open the table's object store", e))?;
-    Ok(ObjectSink {
+    Ok(ObjectSink::new(
         store,
-        base: shell.branch_location().path,
+        shell.branch_location().path,
         dry_run,
-    })
+    ))
 }
 
 async fn build_tree(

@@ -1,13 +1,30 @@
-//! Writing: building a tree from records and publishing a version.
+//! Writing: every change a Lance table can take, as a commit to its tree.
 //!
 //! ```text
-//!  records ─► leaves ─► nodes ─► root ─► manifest ─► commit handler
-//!             objects first, one after another         then the version, or a conflict
+//!  TreeTable ─► view of the touched fragments ─► native Lance ─► commit handler
+//!                                                                  │ difference
+//!  manifest ◄── root ◄── nodes ◄── leaves ◄── flush ◄── mutations ◄┘
+//!      └─► the table's own commit handler: the version, or a conflict that Lance resolves
 //! ```
+//!
+//! Objects are written before the manifest that names them; what a lost race leaves behind is for
+//! cleanup.
 
 mod build;
+mod commit;
 mod convert;
+mod diff;
+mod evolve;
+mod grow;
+mod policy;
 mod publish;
+mod rows;
+mod scope;
+mod sink;
+mod table;
+mod view;
 
-pub use build::TreePolicy;
+pub use commit::CommitReport;
 pub use convert::{ConvertOptions, ConvertReport, convert};
+pub use policy::TreePolicy;
+pub use table::{RowsReport, TreeTable, WriteOptions};

@@ -16,17 +16,14 @@ use lance_io::object_writer::WriteResult;
 use lance_io::traits::Writer;
 use lance_table::feature_flags::{FLAG_BASE_PATHS, FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE};
 use lance_table::format::{IndexMetadata, Manifest, Transaction, pb};
-use lance_table::io::commit::{CommitError, CommitHandler, ManifestLocation};
+use lance_table::io::commit::{CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use prost::Message;
 
 use crate::error::{Error, Result};
+use crate::manifest::frame_manifest;
 use crate::snapshot::Snapshot;
-
-const MAGIC: &[u8] = b"LANC";
-const MAJOR_VERSION: i16 = 0;
-const MINOR_VERSION: i16 = 1;
 
 /// How a new version keeps its fragments.
 pub(crate) enum Fragments {
@@ -77,12 +74,7 @@ pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> 
     }
     let has_bases = !head.base_paths.is_empty();
     set_flag(&mut head, FLAG_BASE_PATHS, has_bases);
-    let position = append_section(&mut file, &head.encode_to_vec())?;
-    file.put_u64_le(position);
-    file.put_i16_le(MAJOR_VERSION);
-    file.put_i16_le(MINOR_VERSION);
-    file.put_slice(MAGIC);
-    Ok(file.freeze())
+    frame_manifest(&file, &head.encode_to_vec())
 }
 
 fn set_flag(head: &mut pb::Manifest, flag: u64, on: bool) {
@@ -246,16 +238,8 @@ pub(crate) async fn commit(snapshot: &Snapshot, file: Bytes) -> Result<Commit> {
     let base = shell.branch_location().path;
     let mut manifest = shell.manifest().clone();
     manifest.version = snapshot.version() + 1;
-    let attempt = handler.commit(
-        &mut manifest,
-        None,
-        &base,
-        &store,
-        write_committing,
-        snapshot.location().naming_scheme,
-        None,
-    );
-    let outcome = COMMITTING.scope(file.clone(), attempt).await;
+    let naming = snapshot.location().naming_scheme;
+    let outcome = publish_bytes(handler, &store, &base, naming, &manifest, file.clone()).await;
     match outcome {
         Ok(location) => Ok(Commit::Done(location)),
         Err(CommitError::CommitConflict) => Ok(Commit::Conflict),
@@ -263,6 +247,29 @@ pub(crate) async fn commit(snapshot: &Snapshot, file: Bytes) -> Result<Commit> {
             read_back(snapshot, &base, &store, manifest.version, &file, error).await
         }
     }
+}
+
+/// Commits `file` as `manifest.version`, through the table's own handler.
+pub(crate) async fn publish_bytes(
+    handler: &Arc<dyn CommitHandler>,
+    store: &ObjectStore,
+    base: &Path,
+    naming_scheme: ManifestNamingScheme,
+    manifest: &Manifest,
+    file: Bytes,
+) -> std::result::Result<ManifestLocation, CommitError> {
+    // The handler reads the version off the manifest and writes what the task is committing.
+    let mut manifest = manifest.clone();
+    let attempt = handler.commit(
+        &mut manifest,
+        None,
+        base,
+        store,
+        write_committing,
+        naming_scheme,
+        None,
+    );
+    COMMITTING.scope(file, attempt).await
 }
 
 /// Settles a commit whose answer was an error: the version may be there all the same.

@@ -1,0 +1,362 @@
+//! A table that is written to: the door through which every native Lance write becomes a commit.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use datafusion::execution::SendableRecordBatchStream;
+use lance::Dataset;
+use lance::dataset::builder::DatasetBuilder;
+use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode, WriteParams};
+use lance::session::Session;
+use lance_io::object_store::{ChainedWrappingObjectStore, ObjectStoreParams, WrappingObjectStore};
+use lance_select::RowAddrTreeMap;
+use lance_table::transaction::Transaction;
+use url::Url;
+
+use super::policy::TreePolicy;
+use super::commit::{CommitReport, TreeCommitHandler};
+use super::view::ViewStores;
+use crate::error::{Error, Result};
+use crate::manifest::check_writable;
+use crate::ranges::FragmentRanges;
+use crate::resolve::{VersionAt, VersionRef};
+use crate::snapshot::{Layout, OpenOptions, Snapshot};
+
+/// How writes behave.
+#[derive(Debug, Clone, Copy)]
+pub struct WriteOptions {
+    /// Sizes of the tree. Default: those in the table's config, and where it has none the defaults.
+    pub policy: Option<TreePolicy>,
+    /// How often a change that lost to an incompatible one is done over, from reading on. Default 10.
+    pub retries: u32,
+    /// How long it is tried. Default 30 s.
+    pub retry_timeout: Duration,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self {
+            policy: None,
+            retries: 10,
+            retry_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Sizes of the caches of one write. They begin empty: what a view shows must not be taken for the
+/// table by anything that outlives the write.
+const WRITE_CACHE_BYTES: usize = 64 << 20;
+
+/// A table of either layout, for writing. Cheap to clone; may be used by many tasks at once.
+///
+/// Each method is one commit, or for the few that say so some: it reads the latest version, lets Lance
+/// do the work on just the fragments the change can touch, and publishes the difference.
+///
+/// ```no_run
+/// # async fn example() -> fragtree::Result<()> {
+/// use fragtree::write::{TreeTable, WriteOptions};
+///
+/// let table = TreeTable::open("/data/t.lance", Default::default(), WriteOptions::default()).await?;
+/// let report = table.delete("id < 100").await?;
+/// println!("{} rows, {} bytes", report.rows, report.commit.manifest_bytes);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct TreeTable {
+    uri: String,
+    options: OpenOptions,
+    write: WriteOptions,
+    stores: ViewStores,
+}
+
+/// What a change of rows did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RowsReport {
+    /// Rows that were deleted, updated or inserted.
+    pub rows: u64,
+    /// The commit.
+    pub commit: CommitReport,
+}
+
+impl TreeTable {
+    /// The table at `uri`, or the branch that `options.reference` names.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::open`], and [`Error::InvalidInput`] when the options name a version, tag
+    /// or time: only the latest version can be written to.
+    pub async fn open(uri: &str, options: OpenOptions, write: WriteOptions) -> Result<Self> {
+        if options.reference.at != VersionAt::Latest {
+            return Err(Error::invalid(
+                "a table is written to at its latest version: name a branch or nothing",
+            ));
+        }
+        if let Some(policy) = &write.policy {
+            policy.validate()?;
+        }
+        let snapshot = Snapshot::open(uri, options.clone()).await?;
+        Ok(Self::of(&snapshot, options, write))
+    }
+
+    /// The table that `snapshot` is a version of.
+    pub(crate) fn of(snapshot: &Snapshot, options: OpenOptions, write: WriteOptions) -> Self {
+        Self {
+            // Of a branch, its own location.
+            uri: snapshot.uri().to_string(),
+            options: options.with_reference(VersionRef::latest()),
+            write,
+            stores: ViewStores::default(),
+        }
+    }
+
+    /// Where the table lies.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    pub(crate) fn options(&self) -> &OpenOptions {
+        &self.options
+    }
+
+    pub(crate) fn write_options(&self) -> &WriteOptions {
+        &self.write
+    }
+
+    /// The latest version.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::open`].
+    pub async fn latest(&self) -> Result<Arc<Snapshot>> {
+        Snapshot::open(&self.uri, self.options.clone()).await
+    }
+
+    /// Does any native write: `work` gets a Lance dataset of the latest version that holds the
+    /// fragments in `scope`, and what it commits there is committed to the table.
+    ///
+    /// `work` must touch no fragment outside `scope` and must not depend on those it cannot see. New
+    /// fragments are no matter. On a flat table the dataset is whole.
+    ///
+    /// # Errors
+    /// Lance's for the work and its conflicts; [`Error::Unsupported`] for writer features the linked
+    /// Lance does not know.
+    pub async fn with_dataset<T>(
+        &self,
+        scope: FragmentRanges,
+        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
+    ) -> Result<(T, CommitReport)> {
+        let snapshot = self.latest().await?;
+        self.on(&snapshot, scope, work).await
+    }
+
+    /// [`Self::with_dataset`] on a version at hand, the latest when it was opened.
+    pub(crate) async fn on<T>(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        scope: FragmentRanges,
+        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
+    ) -> Result<(T, CommitReport)> {
+        check_writable(snapshot.location().path.as_ref(), snapshot.head())?;
+        let context = || format!("cannot write to {}", self.uri);
+        if snapshot.layout() == Layout::Flat {
+            let dataset = self.flat_dataset(snapshot).await?;
+            let done = work(dataset).await.map_err(|e| lance_error(context(), e))?;
+            return Ok((done, CommitReport::default()));
+        }
+        let views = self
+            .stores
+            .begin(Arc::clone(snapshot), scope, self.options.clone())
+            .await?;
+        let handler = TreeCommitHandler::new(snapshot, Arc::clone(&views), self.write.policy).await?;
+        let handler = Arc::new(handler);
+        let (view, _) = views.first().await?;
+        let dataset = DatasetBuilder::from_uri(view_uri(&self.uri)?)
+            .with_store_params(self.view_params())
+            .with_session(self.write_session())
+            .with_commit_handler(Arc::clone(&handler) as _)
+            .with_serialized_manifest(&view.message)
+            .map_err(|e| Error::lance(context(), e))?
+            .load()
+            .await
+            .map_err(|e| Error::lance(context(), e))?;
+        match work(dataset).await {
+            Ok(done) => Ok((done, handler.report())),
+            Err(error) => Err(handler
+                .take_failure()
+                .unwrap_or_else(|| lance_error(context(), error))),
+        }
+    }
+
+    async fn flat_dataset(&self, snapshot: &Snapshot) -> Result<Dataset> {
+        DatasetBuilder::from_uri(&self.uri)
+            .with_store_params(self.options.store_params())
+            .with_session(self.write_session())
+            .with_version(snapshot.version())
+            .load()
+            .await
+            .map_err(|e| Error::lance(format!("cannot write to {}", self.uri), e))
+    }
+
+    /// A session of its own over the shared connections.
+    pub(crate) fn write_session(&self) -> Arc<Session> {
+        let registry = match &self.options.session {
+            Some(session) => session.store_registry(),
+            None => Arc::default(),
+        };
+        Arc::new(Session::new(
+            WRITE_CACHE_BYTES,
+            WRITE_CACHE_BYTES,
+            registry,
+        ))
+    }
+
+    fn view_params(&self) -> ObjectStoreParams {
+        let mut params = self.options.store_params();
+        let own: Arc<dyn WrappingObjectStore> = Arc::new(self.stores.clone());
+        params.object_store_wrapper = Some(match params.object_store_wrapper.take() {
+            None => own,
+            Some(theirs) => Arc::new(ChainedWrappingObjectStore::new(vec![theirs, own])),
+        });
+        params
+    }
+
+    /// Runs `attempt` until it neither loses a conflict that doing it over can solve nor runs out of
+    /// tries.
+    pub(crate) async fn retrying<T>(
+        &self,
+        mut attempt: impl AsyncFnMut() -> Result<T>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let mut tries = 0u32;
+        loop {
+            let error = match attempt().await {
+                Err(
+                    error @ Error::Conflict {
+                        retryable: true, ..
+                    },
+                ) => error,
+                done => return done,
+            };
+            tries += 1;
+            if tries > self.write.retries || start.elapsed() > self.write.retry_timeout {
+                return Err(Error::Conflict {
+                    message: format!(
+                        "gave up after {tries} tries in {:.1} s, other writers changed the same rows each time (the last: {error})",
+                        start.elapsed().as_secs_f64()
+                    ),
+                    retryable: true,
+                });
+            }
+            tracing::info!(tries, %error, "doing a change over");
+            let slot = 10u64.saturating_mul(1 << tries.min(7));
+            let pause = rand::random_range(slot / 2..=slot);
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+    }
+
+    /// Appends rows. Their schema must fit the table's as Lance asks for.
+    ///
+    /// # Errors
+    /// Those of [`Self::with_dataset`], and of `rows`.
+    pub async fn append(&self, rows: SendableRecordBatchStream) -> Result<CommitReport> {
+        self.insert(rows, WriteMode::Append).await
+    }
+
+    /// Replaces everything in the table, its schema too.
+    ///
+    /// # Errors
+    /// Those of [`Self::with_dataset`], and of `rows`.
+    pub async fn overwrite(&self, rows: SendableRecordBatchStream) -> Result<CommitReport> {
+        self.insert(rows, WriteMode::Overwrite).await
+    }
+
+    async fn insert(
+        &self,
+        rows: SendableRecordBatchStream,
+        mode: WriteMode,
+    ) -> Result<CommitReport> {
+        let write = async move |dataset: Dataset| {
+            let params = WriteParams {
+                mode,
+                ..Default::default()
+            };
+            let done = InsertBuilder::new(Arc::new(dataset))
+                .with_params(&params)
+                .execute_stream(rows)
+                .await?;
+            Ok(done)
+        };
+        let (_, report) = self.with_dataset(FragmentRanges::empty(), write).await?;
+        Ok(report)
+    }
+
+    /// Commits a transaction made elsewhere, as distributed writers do. `affected_rows` are the
+    /// addresses it deletes or moves, with which Lance can merge it with others of the same
+    /// fragments.
+    ///
+    /// # Errors
+    /// Those of [`Self::with_dataset`]; [`Error::Conflict`] when an incompatible change came first.
+    pub async fn commit(
+        &self,
+        transaction: Transaction,
+        affected_rows: Option<RowAddrTreeMap>,
+    ) -> Result<CommitReport> {
+        let snapshot = self.latest().await?;
+        let scope = super::scope::of_operation(&transaction.operation)?;
+        let read = if transaction.read_version == 0
+            || transaction.read_version == snapshot.version()
+        {
+            snapshot
+        } else {
+            // From the version it read, so that Lance checks all that came since.
+            let reference = VersionRef::version(transaction.read_version);
+            Snapshot::open(&self.uri, self.options.clone().with_reference(reference)).await?
+        };
+        let commit = async move |dataset: Dataset| {
+            let mut builder = CommitBuilder::new(Arc::new(dataset));
+            if let Some(rows) = affected_rows {
+                builder = builder.with_affected_rows(rows);
+            }
+            builder.execute(transaction).await.map(|_| ())
+        };
+        let ((), report) = self.on(&read, scope, commit).await?;
+        Ok(report)
+    }
+}
+
+/// The URI under which Lance opens views. Its local files would otherwise be read past the store that
+/// serves them.
+fn view_uri(uri: &str) -> Result<String> {
+    let url = match Url::parse(uri) {
+        Ok(url) if url.scheme() == "memory" => {
+            return Err(Error::invalid(format!(
+                "{uri} cannot be written to: a memory:// table is private to the store that opened it, use shared-memory://"
+            )));
+        }
+        Ok(url) if url.scheme().len() > 1 => url,
+        Ok(_) | Err(_) => Url::from_file_path(uri)
+            .map_err(|()| Error::invalid(format!("{uri} is no absolute path")))?,
+    };
+    let url = url.to_string();
+    Ok(match url.strip_prefix("file:") {
+        Some(rest) => format!("file-object-store:{rest}"),
+        None => url,
+    })
+}
+
+/// Lance's error as ours: lost races are conflicts, errors of ours that went through Lance are ours.
+fn lance_error(context: String, error: lance::Error) -> Error {
+    match error {
+        lance::Error::RetryableCommitConflict { .. }
+        | lance::Error::CommitConflict { .. }
+        | lance::Error::IncompatibleTransaction { .. }
+        | lance::Error::TooMuchWriteContention { .. } => Error::Conflict {
+            retryable: matches!(error, lance::Error::RetryableCommitConflict { .. }),
+            message: format!("{context}: {error}"),
+        },
+        lance::Error::External { source } => match source.downcast::<Error>() {
+            Ok(own) => *own,
+            Err(source) => Error::lance(context, lance::Error::External { source }),
+        },
+        error => Error::lance(context, error),
+    }
+}
