@@ -167,9 +167,15 @@ impl TreeCommitHandler {
         let indices = indices.transpose()?.filter(|list| !list.is_empty());
         let head = base.snapshot.head();
         if !matches!(operation, pb::transaction::Operation::UpdateConfig(_)) {
-            let hidden = head.config.iter().filter(|(k, _)| k.starts_with(AUTO_CLEANUP));
+            let hidden = head
+                .config
+                .iter()
+                .filter(|(k, _)| k.starts_with(AUTO_CLEANUP));
             for (key, value) in hidden {
-                manifest.config.entry(key.clone()).or_insert_with(|| value.clone());
+                manifest
+                    .config
+                    .entry(key.clone())
+                    .or_insert_with(|| value.clone());
             }
         }
         let flags = match &operation {
@@ -180,7 +186,9 @@ impl TreeCommitHandler {
         set_flags(manifest, flags, growth.has_deletions);
         manifest.max_fragment_id = growth.max_fragment_id;
         let file = write_file(manifest, indices, writer, transaction, growth.tree).await?;
-        manifest.config.retain(|key, _| !key.starts_with(AUTO_CLEANUP));
+        manifest
+            .config
+            .retain(|key, _| !key.starts_with(AUTO_CLEANUP));
         let mut outcome = self.outcome.lock();
         outcome.report.manifest_bytes += file.len() as u64;
         outcome.report.mutations += growth.mutations;
@@ -251,7 +259,8 @@ impl TreeCommitHandler {
                 NewTree::built(builder.finish().await?, max_fragment_id, 0)
             }
             pb::transaction::Operation::Restore(restore) => {
-                self.restore(restore.version, tree, policy, max_fragment_id).await
+                self.restore(restore.version, tree, policy, max_fragment_id)
+                    .await
             }
             _ => {
                 let changes = changes(&base.records, &manifest.fragments)?;
@@ -274,7 +283,11 @@ impl TreeCommitHandler {
                     objects: report.leaves + report.nodes + report.roots,
                     object_bytes: report.leaf_bytes
                         + report.node_bytes
-                        + if report.roots > 0 { report.root_bytes } else { 0 },
+                        + if report.roots > 0 {
+                            report.root_bytes
+                        } else {
+                            0
+                        },
                     tree: growth.tree,
                 })
             }
@@ -377,7 +390,11 @@ impl NewTree {
             objects: report.leaves + report.nodes + u64::from(!report.root_inline),
             object_bytes: report.leaf_bytes
                 + report.node_bytes
-                + if report.root_inline { 0 } else { report.root_bytes },
+                + if report.root_inline {
+                    0
+                } else {
+                    report.root_bytes
+                },
         })
     }
 }

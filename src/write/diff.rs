@@ -82,11 +82,7 @@ pub(crate) fn check_storable(record: &pb::DataFragment) -> Result<()> {
     Ok(())
 }
 
-fn modify(
-    changes: &mut Vec<Change>,
-    old: &pb::DataFragment,
-    new: &pb::DataFragment,
-) -> Result<()> {
+fn modify(changes: &mut Vec<Change>, old: &pb::DataFragment, new: &pb::DataFragment) -> Result<()> {
     let narrow = narrow_actions(old, new);
     let mut record = old.clone();
     let mut steps = Vec::with_capacity(narrow.len());
@@ -100,7 +96,12 @@ fn modify(
         changes.append(&mut steps);
         return Ok(());
     }
-    push(changes, old.id, Some(old), Action::Upsert(Box::new(new.clone())))
+    push(
+        changes,
+        old.id,
+        Some(old),
+        Action::Upsert(Box::new(new.clone())),
+    )
 }
 
 /// The narrow actions that would lead from `old` to `new` if nothing else changed.
@@ -157,7 +158,9 @@ fn push(
     action: Action,
 ) -> Result<()> {
     let target = u32::try_from(id).map_err(|_| {
-        Error::invalid(format!("fragment id {id} is over the greatest possible, 2^32 - 1"))
+        Error::invalid(format!(
+            "fragment id {id} is over the greatest possible, 2^32 - 1"
+        ))
     })?;
     let before_counts = before.map(counts_of);
     let after_counts = counts_after(before, &action);

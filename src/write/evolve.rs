@@ -187,7 +187,10 @@ impl TreeTable {
             }
             super::policy::TreePolicy::from_config(&config)?;
             let work = async |mut dataset: Dataset| {
-                dataset.update_config(values.iter().copied()).await.map(|_| ())
+                dataset
+                    .update_config(values.iter().copied())
+                    .await
+                    .map(|_| ())
             };
             let ((), report) = self.on(&snapshot, FragmentRanges::empty(), work).await?;
             Ok(report)
@@ -252,5 +255,7 @@ fn loses_something(record: &pb::DataFragment, left: &HashSet<i32>) -> bool {
     let ends = |fields: &[i32]| !fields.iter().any(|f| left.contains(f));
     let overlays = record.overlays.iter().filter_map(|o| o.data_file.as_ref());
     record.files.iter().any(|f| ends(&f.fields))
-        || overlays.flat_map(|f| &f.fields).any(|f| *f >= 0 && !left.contains(f))
+        || overlays
+            .flat_map(|f| &f.fields)
+            .any(|f| *f >= 0 && !left.contains(f))
 }

@@ -166,7 +166,7 @@ impl TreeTable {
         let selection = select(snapshot, filters).await?;
         let scope = scope_of(&selection);
         let condition = match &selection {
-            Selection::All => None,
+            Selection::All => conjunction(filters.iter().cloned()),
             Selection::Rows(rows) => Some(condition(filters, rows)),
         };
         let work = async move |dataset: Dataset| {

@@ -34,7 +34,10 @@ pub(crate) fn of_operation(operation: &Operation) -> Result<FragmentRanges> {
             updated_fragments,
             removed_fragment_ids: removed,
             ..
-        } => ids(&mut updated_fragments.iter().map(|f| f.id).chain(removed.iter().copied())),
+        } => ids(&mut updated_fragments
+            .iter()
+            .map(|f| f.id)
+            .chain(removed.iter().copied())),
         Operation::Rewrite { groups, .. } => ids(&mut groups
             .iter()
             .flat_map(|g| g.old_fragments.iter().map(|f| f.id))),

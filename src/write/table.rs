@@ -13,8 +13,8 @@ use lance_select::RowAddrTreeMap;
 use lance_table::transaction::Transaction;
 use url::Url;
 
-use super::policy::TreePolicy;
 use super::commit::{CommitReport, TreeCommitHandler};
+use super::policy::TreePolicy;
 use super::view::ViewStores;
 use crate::error::{Error, Result};
 use crate::manifest::check_writable;
@@ -166,7 +166,8 @@ impl TreeTable {
             .stores
             .begin(Arc::clone(snapshot), scope, self.options.clone())
             .await?;
-        let handler = TreeCommitHandler::new(snapshot, Arc::clone(&views), self.write.policy).await?;
+        let handler =
+            TreeCommitHandler::new(snapshot, Arc::clone(&views), self.write.policy).await?;
         let handler = Arc::new(handler);
         let (view, _) = views.first().await?;
         let dataset = DatasetBuilder::from_uri(view_uri(&self.uri)?)
@@ -202,11 +203,7 @@ impl TreeTable {
             Some(session) => session.store_registry(),
             None => Arc::default(),
         };
-        Arc::new(Session::new(
-            WRITE_CACHE_BYTES,
-            WRITE_CACHE_BYTES,
-            registry,
-        ))
+        Arc::new(Session::new(WRITE_CACHE_BYTES, WRITE_CACHE_BYTES, registry))
     }
 
     fn view_params(&self) -> ObjectStoreParams {
@@ -302,15 +299,14 @@ impl TreeTable {
     ) -> Result<CommitReport> {
         let snapshot = self.latest().await?;
         let scope = super::scope::of_operation(&transaction.operation)?;
-        let read = if transaction.read_version == 0
-            || transaction.read_version == snapshot.version()
-        {
-            snapshot
-        } else {
-            // From the version it read, so that Lance checks all that came since.
-            let reference = VersionRef::version(transaction.read_version);
-            Snapshot::open(&self.uri, self.options.clone().with_reference(reference)).await?
-        };
+        let read =
+            if transaction.read_version == 0 || transaction.read_version == snapshot.version() {
+                snapshot
+            } else {
+                // From the version it read, so that Lance checks all that came since.
+                let reference = VersionRef::version(transaction.read_version);
+                Snapshot::open(&self.uri, self.options.clone().with_reference(reference)).await?
+            };
         let commit = async move |dataset: Dataset| {
             let mut builder = CommitBuilder::new(Arc::new(dataset));
             if let Some(rows) = affected_rows {

@@ -86,7 +86,12 @@ impl View {
         };
         let label = self.snapshot.location().path.as_ref();
         let broken = |found: String| {
-            Error::corrupt(label, "index_section", "an index section in the file", found)
+            Error::corrupt(
+                label,
+                "index_section",
+                "an index section in the file",
+                found,
+            )
         };
         let start = usize::try_from(at).map_err(|_| broken(at.to_string()))?;
         let length = self
