@@ -80,6 +80,7 @@ fn small() -> ConvertOptions {
             node_bytes: 600,
             inline_root_bytes: 0,
             min_fragments: 0,
+            ..TreePolicy::default()
         },
         ..ConvertOptions::to_tree()
     }

@@ -3,51 +3,22 @@
 //! Leaves are cut by their stored size, nodes by their encoded size; the root stays in the manifest
 //! while it is small. A record is held only until its leaf is written.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
 use datafusion::common::runtime::SpawnedTask;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream::FuturesOrdered};
-use lance_io::object_store::ObjectStore;
 use lance_table::format::pb;
-use object_store::ObjectStoreExt;
-use object_store::path::Path;
 use prost::Message;
 use uuid::Uuid;
 
+pub(crate) use super::policy::TreePolicy;
+pub(crate) use super::sink::ObjectSink;
+
+use super::sink::ObjectKind;
 use crate::error::{Error, Result};
 use crate::tree::leaf_write::LeafBuilder;
 use crate::tree::node::{Child, Node, Root};
 use crate::tree::record::counts_of;
 use crate::tree::summary::{Counts, Tally};
-
-/// Sizes that shape a tree. All bytes are of objects as stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TreePolicy {
-    /// Target size of a leaf. Smaller leaves make a look-up of one fragment cheaper and a full read
-    /// more requests, of which each costs about a millisecond of decoding whatever its size. Default
-    /// 256 KiB: one look-up reads less than 300 KB, a full read a few hundred objects.
-    pub leaf_bytes: u64,
-    /// Target size of an interior node and of an external root. Default 128 KiB.
-    pub node_bytes: u64,
-    /// A root up to this size is kept in the manifest, which saves a request at every open. Default
-    /// 96 KiB: with it a manifest is still read by one request.
-    pub inline_root_bytes: u64,
-    /// Fewer fragments than this are not worth a tree. Default 1,000.
-    pub min_fragments: u64,
-}
-
-impl Default for TreePolicy {
-    fn default() -> Self {
-        Self {
-            leaf_bytes: 256 << 10,
-            node_bytes: 128 << 10,
-            inline_root_bytes: 96 << 10,
-            min_fragments: 1000,
-        }
-    }
-}
 
 /// Leaves that are encoded and written at once.
 const LEAVES_IN_FLIGHT: usize = 4;
@@ -58,46 +29,6 @@ const LEAF_OVERHEAD: f64 = 4096.0;
 /// Stored bytes of records for each byte of their protobuf, before the first leaf has shown the
 /// table's own.
 const INITIAL_RATIO: f64 = 0.6;
-
-/// Where a tree's objects go: a dataset's `_bt/`, or nowhere on a dry run.
-#[derive(Debug, Clone)]
-pub(crate) struct ObjectSink {
-    pub store: Arc<ObjectStore>,
-    pub base: Path,
-    pub dry_run: bool,
-}
-
-impl ObjectSink {
-    /// Writes an object that must not exist yet. Returns its path relative to the dataset.
-    async fn put(&self, kind: &str, extension: &str, bytes: Bytes) -> Result<String> {
-        let name = format!("{}.{extension}", Uuid::new_v4().hyphenated());
-        let path = format!("_bt/{kind}/{name}");
-        if !self.dry_run {
-            let location = self.base.clone().join("_bt").join(kind).join(name.as_str());
-            self.store
-                .inner
-                .put(&location, bytes.into())
-                .await
-                .map_err(|e| Error::Store {
-                    object: location.to_string(),
-                    source: Arc::new(e),
-                })?;
-        }
-        Ok(path)
-    }
-
-    /// Removes objects that no version will name.
-    pub(crate) async fn discard(&self, paths: &[String]) {
-        for path in paths {
-            let location = path
-                .split('/')
-                .fold(self.base.clone(), |base, part| base.join(part));
-            if let Err(error) = self.store.inner.delete(&location).await {
-                tracing::warn!(%location, %error, "an unused tree object stays behind");
-            }
-        }
-    }
-}
 
 /// What a built tree consists of.
 #[derive(Debug, Clone, Default)]
@@ -175,7 +106,7 @@ impl TreeBuilder {
             let proto = leaf.proto_bytes();
             let bytes = leaf.encode().await?;
             let object_size = bytes.len() as u64;
-            let path = sink.put("leaf", "lance", bytes).await?;
+            let path = sink.put(ObjectKind::Leaf, bytes).await?;
             let child = Child {
                 path,
                 base_id: None,
@@ -226,18 +157,28 @@ impl TreeBuilder {
         report.counts = tally.counts("the new tree")?;
         let mut level = self.children;
         loop {
-            let root = root_of(level);
-            let bytes = root.encode().encoded_len() as u64;
-            let children = root.node.children.len();
-            let limit = self.policy.inline_root_bytes.max(self.policy.node_bytes);
-            if bytes <= limit || children < 4 {
+            let children = level.len();
+            if child_list_bytes(&level) <= self.policy.node_bytes || children < 4 {
+                let root = root_of(level);
+                let bytes = root.encode().encoded_len() as u64;
                 report.height = root.child_height().map_or(0, |h| h + 1);
                 let tree = publish_root(&self.sink, root, bytes, &self.policy, &mut report).await?;
                 return Ok((tree, report));
             }
-            level = write_level(&self.sink, root.node.children, &self.policy, &mut report).await?;
+            level = write_level(&self.sink, level, &self.policy, &mut report).await?;
         }
     }
+}
+
+/// Bytes a child list takes in the node that holds it.
+pub(super) fn child_list_bytes(children: &[Child]) -> u64 {
+    children.iter().map(child_bytes).sum()
+}
+
+/// Bytes a child takes in the node that holds it.
+pub(super) fn child_bytes(child: &Child) -> u64 {
+    let message = child.encode().encoded_len() as u64;
+    message + 1 + u64::from(message.checked_ilog2().unwrap_or(0) / 7 + 1)
 }
 
 fn root_of(children: Vec<Child>) -> Root {
@@ -264,7 +205,7 @@ async fn publish_root(
         pb::fragment_tree::Root::InlineRoot(message)
     } else {
         let path = sink
-            .put("root", "root", message.encode_to_vec().into())
+            .put(ObjectKind::Root, message.encode_to_vec().into())
             .await?;
         let uuid = path
             .strip_prefix("_bt/root/")
@@ -288,10 +229,10 @@ async fn write_level(
     policy: &TreePolicy,
     report: &mut BuildReport,
 ) -> Result<Vec<Child>> {
-    let bytes: usize = children.iter().map(|c| c.encode().encoded_len() + 4).sum();
+    let bytes = child_list_bytes(&children);
     let per_node = (children.len() as u64)
         .saturating_mul(policy.node_bytes)
-        .checked_div(bytes.max(1) as u64)
+        .checked_div(bytes.max(1))
         .map_or(2, |n| usize::try_from(n).unwrap_or(usize::MAX))
         .max(2);
     let nodes = children.len().div_ceil(per_node);
@@ -326,7 +267,7 @@ async fn write_node(
     let counts = node.tally().counts("the new node")?;
     let bytes = node.encode().encode_to_vec();
     let object_size = bytes.len() as u64;
-    let path = sink.put("node", "node", bytes.into()).await?;
+    let path = sink.put(ObjectKind::Node, bytes.into()).await?;
     report.nodes += 1;
     report.node_bytes += object_size;
     report.paths.push(path.clone());

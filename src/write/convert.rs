@@ -203,11 +203,11 @@ async fn sink_of(snapshot: &Snapshot, dry_run: bool) -> Result<ObjectSink> {
         .object_store(None)
         .await
         .map_err(|e| Error::lance("cannot open the table's object store", e))?;
-    Ok(ObjectSink {
+    Ok(ObjectSink::new(
         store,
-        base: shell.branch_location().path,
+        shell.branch_location().path,
         dry_run,
-    })
+    ))
 }
 
 async fn build_tree(

@@ -7,7 +7,10 @@
 
 mod build;
 mod convert;
+mod grow;
+mod policy;
 mod publish;
+mod sink;
 
-pub use build::TreePolicy;
 pub use convert::{ConvertOptions, ConvertReport, convert};
+pub use policy::TreePolicy;
