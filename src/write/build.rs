@@ -157,18 +157,28 @@ impl TreeBuilder {
         report.counts = tally.counts("the new tree")?;
         let mut level = self.children;
         loop {
-            let root = root_of(level);
-            let bytes = root.encode().encoded_len() as u64;
-            let children = root.node.children.len();
-            let limit = self.policy.inline_root_bytes.max(self.policy.node_bytes);
-            if bytes <= limit || children < 4 {
+            let children = level.len();
+            if child_list_bytes(&level) <= self.policy.node_bytes || children < 4 {
+                let root = root_of(level);
+                let bytes = root.encode().encoded_len() as u64;
                 report.height = root.child_height().map_or(0, |h| h + 1);
                 let tree = publish_root(&self.sink, root, bytes, &self.policy, &mut report).await?;
                 return Ok((tree, report));
             }
-            level = write_level(&self.sink, root.node.children, &self.policy, &mut report).await?;
+            level = write_level(&self.sink, level, &self.policy, &mut report).await?;
         }
     }
+}
+
+/// Bytes a child list takes in the node that holds it.
+pub(super) fn child_list_bytes(children: &[Child]) -> u64 {
+    children.iter().map(child_bytes).sum()
+}
+
+/// Bytes a child takes in the node that holds it.
+pub(super) fn child_bytes(child: &Child) -> u64 {
+    let message = child.encode().encoded_len() as u64;
+    message + 1 + u64::from(message.checked_ilog2().unwrap_or(0) / 7 + 1)
 }
 
 fn root_of(children: Vec<Child>) -> Root {
@@ -219,10 +229,10 @@ async fn write_level(
     policy: &TreePolicy,
     report: &mut BuildReport,
 ) -> Result<Vec<Child>> {
-    let bytes: usize = children.iter().map(|c| c.encode().encoded_len() + 4).sum();
+    let bytes = child_list_bytes(&children);
     let per_node = (children.len() as u64)
         .saturating_mul(policy.node_bytes)
-        .checked_div(bytes.max(1) as u64)
+        .checked_div(bytes.max(1))
         .map_or(2, |n| usize::try_from(n).unwrap_or(usize::MAX))
         .max(2);
     let nodes = children.len().div_ceil(per_node);
