@@ -234,9 +234,9 @@ impl TreeTable {
     /// # Errors
     /// Lance's, for a name that is taken or a version that is not there.
     pub async fn create_tag(&self, tag: &str, version: u64) -> Result<()> {
-        let work = async |dataset: Dataset| dataset.tags().create(tag, version).await;
-        self.with_dataset(FragmentRanges::empty(), work).await?;
-        Ok(())
+        let snapshot = self.latest().await?;
+        let created = snapshot.shell().tags().create(tag, version).await;
+        created.map_err(|e| Error::lance(format!("cannot create tag {tag:?}"), e))
     }
 
     /// Lets a tag name another version.
@@ -244,9 +244,19 @@ impl TreeTable {
     /// # Errors
     /// Lance's, for a tag or version that is not there.
     pub async fn update_tag(&self, tag: &str, version: u64) -> Result<()> {
-        let work = async |dataset: Dataset| dataset.tags().update(tag, version).await;
-        self.with_dataset(FragmentRanges::empty(), work).await?;
-        Ok(())
+        let snapshot = self.latest().await?;
+        let updated = snapshot.shell().tags().update(tag, version).await;
+        updated.map_err(|e| Error::lance(format!("cannot move tag {tag:?}"), e))
+    }
+
+    /// Deletes a tag. The version it named stays until it is cleaned up.
+    ///
+    /// # Errors
+    /// Lance's, for a tag that is not there.
+    pub async fn delete_tag(&self, tag: &str) -> Result<()> {
+        let snapshot = self.latest().await?;
+        let deleted = snapshot.shell().tags().delete(tag).await;
+        deleted.map_err(|e| Error::lance(format!("cannot delete tag {tag:?}"), e))
     }
 }
 

@@ -11,8 +11,10 @@
 //! cleanup.
 
 mod build;
+mod clone;
 mod commit;
 mod convert;
+mod create;
 mod diff;
 mod evolve;
 mod grow;
@@ -26,5 +28,6 @@ mod view;
 
 pub use commit::CommitReport;
 pub use convert::{ConvertOptions, ConvertReport, convert};
+pub use create::CreateOptions;
 pub use policy::TreePolicy;
 pub use table::{RowsReport, TreeTable, WriteOptions};

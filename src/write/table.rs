@@ -10,17 +10,21 @@ use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode, WriteParams};
 use lance::session::Session;
 use lance_io::object_store::{ChainedWrappingObjectStore, ObjectStoreParams, WrappingObjectStore};
 use lance_select::RowAddrTreeMap;
-use lance_table::transaction::Transaction;
+use lance_table::io::commit::CommitHandler;
+use lance_table::transaction::{Operation, Transaction};
 use url::Url;
 
 use super::commit::{CommitReport, TreeCommitHandler};
+use super::grow::optimize;
 use super::policy::TreePolicy;
+use super::sink::ObjectSink;
 use super::view::ViewStores;
 use crate::error::{Error, Result};
 use crate::manifest::check_writable;
 use crate::ranges::FragmentRanges;
 use crate::resolve::{VersionAt, VersionRef};
-use crate::snapshot::{Layout, OpenOptions, Snapshot};
+use crate::snapshot::{Catalog, Layout, OpenOptions, Snapshot};
+use crate::tree::object::ReadStats;
 
 /// How writes behave.
 #[derive(Debug, Clone, Copy)]
@@ -155,10 +159,80 @@ impl TreeTable {
         scope: FragmentRanges,
         work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
     ) -> Result<(T, CommitReport)> {
+        self.run(snapshot, scope, None, false, work).await
+    }
+
+    /// [`Self::on`] for work that makes another table through `target`.
+    pub(crate) async fn on_target<T>(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        scope: FragmentRanges,
+        target: Option<Arc<dyn CommitHandler>>,
+        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
+    ) -> Result<(T, CommitReport)> {
+        self.run(snapshot, scope, target, false, work).await
+    }
+
+    /// Reorganizes the tree: drains buffers, merges small objects, splits large ones. Fragments stay as
+    /// they are. Safe beside writers and readers; nothing when there is nothing to gain.
+    ///
+    /// # Errors
+    /// Those of [`Self::with_dataset`]; [`Error::InvalidInput`] for a flat table.
+    pub async fn optimize_tree(&self) -> Result<Option<CommitReport>> {
+        let snapshot = self.latest().await?;
+        let Catalog::Tree(tree) = &snapshot.catalog else {
+            return Err(Error::invalid(format!(
+                "{} is flat and has no tree to optimize: convert it first",
+                self.uri
+            )));
+        };
+        let policy = match self.write.policy {
+            Some(policy) => policy,
+            None => TreePolicy::from_config(&snapshot.head().config)?,
+        };
+        let base = snapshot.shell().branch_location().path;
+        let store = snapshot
+            .shell()
+            .object_store(None)
+            .await
+            .map_err(|e| Error::lance("cannot open the table's object store", e))?;
+        let dry = ObjectSink::new(store, base, true);
+        let stats = ReadStats::default();
+        if optimize(tree, &dry, &policy, &stats).await?.is_none() {
+            return Ok(None);
+        }
+        // A change of nothing: other writers rebase over it without a conflict.
+        let operation = Operation::UpdateConfig {
+            config_updates: None,
+            table_metadata_updates: None,
+            schema_metadata_updates: None,
+            field_metadata_updates: Default::default(),
+        };
+        let transaction = Transaction::new(snapshot.version(), operation, None);
+        let work = async move |dataset: Dataset| {
+            CommitBuilder::new(Arc::new(dataset))
+                .execute(transaction)
+                .await
+                .map(|_| ())
+        };
+        let ((), report) = self
+            .run(&snapshot, FragmentRanges::empty(), None, true, work)
+            .await?;
+        Ok(Some(report))
+    }
+
+    async fn run<T>(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        scope: FragmentRanges,
+        target: Option<Arc<dyn CommitHandler>>,
+        optimize: bool,
+        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
+    ) -> Result<(T, CommitReport)> {
         check_writable(snapshot.location().path.as_ref(), snapshot.head())?;
         let context = || format!("cannot write to {}", self.uri);
         if snapshot.layout() == Layout::Flat {
-            let dataset = self.flat_dataset(snapshot).await?;
+            let dataset = self.flat_version(snapshot).await?;
             let done = work(dataset).await.map_err(|e| lance_error(context(), e))?;
             return Ok((done, CommitReport::default()));
         }
@@ -166,8 +240,14 @@ impl TreeTable {
             .stores
             .begin(Arc::clone(snapshot), scope, self.options.clone())
             .await?;
-        let handler =
-            TreeCommitHandler::new(snapshot, Arc::clone(&views), self.write.policy).await?;
+        let handler = TreeCommitHandler::new(
+            snapshot,
+            Arc::clone(&views),
+            self.write.policy,
+            target,
+            optimize,
+        )
+        .await?;
         let handler = Arc::new(handler);
         let (view, _) = views.first().await?;
         let dataset = DatasetBuilder::from_uri(view_uri(&self.uri)?)
@@ -187,7 +267,8 @@ impl TreeTable {
         }
     }
 
-    async fn flat_dataset(&self, snapshot: &Snapshot) -> Result<Dataset> {
+    /// A whole Lance dataset of a flat version.
+    pub(crate) async fn flat_version(&self, snapshot: &Snapshot) -> Result<Dataset> {
         DatasetBuilder::from_uri(&self.uri)
             .with_store_params(self.options.store_params())
             .with_session(self.write_session())
