@@ -10,6 +10,7 @@ mod convert;
 mod grow;
 mod policy;
 mod publish;
+mod root;
 mod sink;
 
 pub use convert::{ConvertOptions, ConvertReport, convert};
