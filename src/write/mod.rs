@@ -20,6 +20,7 @@ mod evolve;
 mod grow;
 mod policy;
 mod publish;
+mod root;
 mod rows;
 mod scope;
 mod sink;

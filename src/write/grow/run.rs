@@ -1,0 +1,424 @@
+//! Content between two objects: taken out of one, not yet in another.
+//!
+//! A [`Run`] is what a child of a node holds once it was opened: the records of a leaf, or the
+//! children and the buffer of a node. Runs are joined and divided by their size as stored, and only
+//! then written. This file is the arithmetic of that; nothing here reads or writes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use lance_table::format::pb;
+use prost::Message;
+
+use crate::error::{Error, Result};
+use crate::tree::leaf_write::LEAF_OVERHEAD;
+use crate::tree::mutation::Mutation;
+use crate::tree::node::Child;
+use crate::write::policy::TreePolicy;
+
+/// A stored child, where it is found now.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Spot {
+    /// The reference as the opened dataset's own objects hold it; its `min_key` may have dropped.
+    pub child: Child,
+    /// The range it had in the version that was read, which it is checked against when it is opened.
+    pub checked: Range<u64>,
+    /// Written just now, and so unknown to that version.
+    pub fresh: bool,
+}
+
+/// A child of a node that is not written yet.
+#[derive(Debug)]
+pub(super) enum Item {
+    Stored(Spot),
+    /// Content too small for an object that found no sibling to join: always the only child.
+    Loose(Run),
+}
+
+impl Item {
+    /// Lower bound of the child's range.
+    pub(super) fn start(&self) -> u64 {
+        match self {
+            Self::Stored(spot) => spot.child.min_key,
+            Self::Loose(run) => run.start,
+        }
+    }
+}
+
+/// A node that is not written yet.
+#[derive(Debug, Default)]
+pub(super) struct Loose {
+    /// Height of the node: at least 1.
+    pub height: u32,
+    pub items: Vec<Item>,
+    /// Sorted by fragment and sequence.
+    pub buffer: Vec<Arc<Mutation>>,
+}
+
+/// Records of a leaf that is not written yet.
+#[derive(Debug)]
+pub(super) struct Records {
+    /// In order of strictly increasing id.
+    pub records: Vec<pb::DataFragment>,
+    /// Bytes of the records as protobuf.
+    pub proto_bytes: u64,
+    /// Bytes they take in a leaf, without its frame: about, as the leaf they come from has shown.
+    pub content: u64,
+}
+
+/// Hundredths of a stored byte for each byte of protobuf, before a leaf has shown its own.
+const INITIAL_PERCENT: u64 = 60;
+
+impl Records {
+    /// Records that no leaf held before.
+    pub(super) fn new(records: Vec<pb::DataFragment>) -> Self {
+        let proto_bytes = records.iter().map(|r| r.encoded_len() as u64).sum();
+        Self {
+            records,
+            proto_bytes,
+            content: scaled(proto_bytes, INITIAL_PERCENT),
+        }
+    }
+
+    /// Records of a leaf that stored `old_proto_bytes` of them in `object_size`.
+    pub(super) fn of_leaf(
+        records: Vec<pb::DataFragment>,
+        proto_bytes: u64,
+        object_size: u64,
+        old_proto_bytes: u64,
+    ) -> Self {
+        let stored = object_size.saturating_sub(LEAF_OVERHEAD);
+        // A leaf of few records says little: most of it is its frame.
+        let percent = stored.saturating_mul(100) / old_proto_bytes.max(1);
+        Self {
+            records,
+            proto_bytes,
+            content: scaled(proto_bytes, percent.clamp(5, 250)),
+        }
+    }
+
+    fn join(mut self, other: Self) -> Self {
+        self.proto_bytes += other.proto_bytes;
+        self.content += other.content;
+        self.records.extend(other.records);
+        self
+    }
+
+    /// The records in pieces of about `share` bytes of content.
+    fn divide(self, share: u64) -> Vec<Self> {
+        let percent = self.content.saturating_mul(100) / self.proto_bytes.max(1);
+        let mut pieces: Vec<Self> = Vec::new();
+        for record in self.records {
+            let bytes = record.encoded_len() as u64;
+            if pieces.last().is_none_or(|piece| piece.content >= share) {
+                pieces.push(Self {
+                    records: Vec::new(),
+                    proto_bytes: 0,
+                    content: 0,
+                });
+            }
+            if let Some(piece) = pieces.last_mut() {
+                piece.proto_bytes += bytes;
+                piece.content = scaled(piece.proto_bytes, percent);
+                piece.records.push(record);
+            }
+        }
+        pieces
+    }
+}
+
+fn scaled(bytes: u64, percent: u64) -> u64 {
+    bytes.saturating_mul(percent) / 100
+}
+
+/// What a run is made of.
+#[derive(Debug)]
+pub(super) enum Content {
+    Leaf(Records),
+    Node(Loose),
+}
+
+/// The content of a child, in hand.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// Lower bound of its range.
+    pub start: u64,
+    /// Whether it ends the tree: what grows there grows by appends, and is cut full.
+    pub last: bool,
+    /// The stored child this still is, to the byte.
+    pub origin: Option<Spot>,
+    pub content: Content,
+}
+
+/// Where an object should be cut, and when it is too small or too large.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    target: u64,
+}
+
+impl Sizes {
+    /// The sizes of objects of this height.
+    pub(super) fn of(policy: &TreePolicy, height: u32) -> Self {
+        let target = if height == 0 {
+            policy.leaf_bytes
+        } else {
+            policy.node_bytes
+        };
+        Self { target }
+    }
+
+    fn too_large(self, bytes: u64) -> bool {
+        bytes > self.target + self.target / 4
+    }
+
+    fn too_small(self, bytes: u64) -> bool {
+        bytes < self.target / 4
+    }
+
+    /// Whether two together are one good object.
+    pub(super) fn fits(self, bytes: u64) -> bool {
+        bytes <= self.target
+    }
+
+    /// Whether a stored leaf should be divided.
+    pub(super) fn is_large_leaf(self, leaf: &Child) -> bool {
+        leaf.counts.fragments > 1 && self.too_large(leaf.object_size)
+    }
+
+    /// Whether two stored leaves should be one.
+    pub(super) fn fit_leaves(self, a: &Child, b: &Child) -> bool {
+        self.fits(a.object_size + b.object_size.saturating_sub(LEAF_OVERHEAD))
+    }
+}
+
+impl Run {
+    /// Bytes of the object this would be: for a node, of its child list.
+    pub(super) fn bytes(&self) -> u64 {
+        match &self.content {
+            Content::Leaf(records) => LEAF_OVERHEAD + records.content,
+            Content::Node(node) => node.list_bytes(),
+        }
+    }
+
+    /// Bytes `neighbour` would add to this run.
+    pub(super) fn added_by(&self, neighbour: &Child) -> u64 {
+        match &self.content {
+            Content::Leaf(_) => neighbour.object_size.saturating_sub(LEAF_OVERHEAD),
+            Content::Node(node) => {
+                let each = self.bytes() / (node.items.len() as u64).max(1);
+                u64::from(neighbour.num_children).saturating_mul(each)
+            }
+        }
+    }
+
+    /// The node this is the content of.
+    pub(super) fn into_node(self) -> Result<Loose> {
+        match self.content {
+            Content::Node(node) => Ok(node),
+            Content::Leaf(_) => Err(Error::internal("a leaf is no node")),
+        }
+    }
+
+    /// Whether no object can be made of this run alone: an interior has at least two children.
+    pub(super) fn must_join(&self) -> bool {
+        matches!(&self.content, Content::Node(node) if node.items.len() < 2)
+    }
+
+    /// Whether this run should join a neighbour.
+    pub(super) fn is_small(&self, sizes: Sizes) -> bool {
+        self.must_join() || sizes.too_small(self.bytes())
+    }
+
+    /// Whether this run and the one after it should be one, to be divided again if that is large.
+    pub(super) fn should_join(&self, next: &Self, sizes: Sizes) -> bool {
+        let frame = match self.content {
+            Content::Leaf(_) => LEAF_OVERHEAD,
+            Content::Node(_) => 0,
+        };
+        self.is_small(sizes)
+            || next.is_small(sizes)
+            || sizes.fits(self.bytes() + next.bytes() - frame)
+    }
+
+    /// This run and the one after it.
+    pub(super) fn join(self, next: Self) -> Result<Self> {
+        let content = match (self.content, next.content) {
+            (Content::Leaf(a), Content::Leaf(b)) => Content::Leaf(a.join(b)),
+            (Content::Node(mut a), Content::Node(b)) if a.height == b.height => {
+                a.items.extend(b.items);
+                a.buffer.extend(b.buffer);
+                Content::Node(a)
+            }
+            _ => return Err(Error::internal("runs of two heights cannot be joined")),
+        };
+        Ok(Self {
+            start: self.start,
+            last: next.last,
+            origin: None,
+            content,
+        })
+    }
+
+    /// The run in pieces of a good size; one piece when it is not large. At least one.
+    pub(super) fn divide(self, sizes: Sizes) -> Vec<Self> {
+        if !sizes.too_large(self.bytes()) {
+            return vec![self];
+        }
+        let (start, last) = (self.start, self.last);
+        match self.content {
+            // One record cannot be divided: the leaf stays what it is.
+            Content::Leaf(records) if records.records.len() < 2 => vec![Self {
+                content: Content::Leaf(records),
+                ..self
+            }],
+            Content::Leaf(records) => {
+                // A target below the frame itself still gets a record into each leaf.
+                let target = sizes.target.saturating_sub(LEAF_OVERHEAD).max(64);
+                let share = if last {
+                    target
+                } else {
+                    records.content / records.content.div_ceil(target).max(1)
+                };
+                let pieces = records.divide(share).into_iter();
+                number(start, last, pieces.map(Content::Leaf))
+            }
+            Content::Node(node) if node.items.len() < 4 => vec![Self {
+                content: Content::Node(node),
+                ..self
+            }],
+            Content::Node(node) => {
+                let counts = shares(&node, sizes.target, last);
+                number(start, last, node.divide(counts).map(Content::Node))
+            }
+        }
+    }
+}
+
+/// How many children go to each piece of a node: at least two.
+fn shares(node: &Loose, target: u64, last: bool) -> Vec<usize> {
+    let (children, bytes) = (node.items.len(), node.list_bytes());
+    let mut left = children;
+    let mut counts = Vec::new();
+    if last {
+        // Full ones, and what is left.
+        let each = (children as u64).saturating_mul(target) / bytes.max(1);
+        let each = usize::try_from(each).unwrap_or(usize::MAX).max(2);
+        while left >= each.saturating_add(2) {
+            counts.push(each);
+            left -= each;
+        }
+        counts.push(left);
+        return counts;
+    }
+    let pieces = usize::try_from(bytes.div_ceil(target.max(1))).unwrap_or(usize::MAX);
+    let pieces = pieces.clamp(1, (children / 2).max(1));
+    for index in 0..pieces {
+        let share = left.div_ceil(pieces - index);
+        counts.push(share);
+        left -= share;
+    }
+    counts
+}
+
+/// Pieces of one run: the first begins where the run did, the others where their content does.
+fn number(start: u64, last: bool, pieces: impl Iterator<Item = Content>) -> Vec<Run> {
+    let mut runs: Vec<Run> = pieces
+        .enumerate()
+        .map(|(index, content)| {
+            let first = match &content {
+                Content::Leaf(records) => records.records.first().map(|r| r.id),
+                Content::Node(node) => node.items.first().map(Item::start),
+            };
+            Run {
+                start: if index == 0 {
+                    start
+                } else {
+                    first.unwrap_or(start)
+                },
+                last: false,
+                origin: None,
+                content,
+            }
+        })
+        .collect();
+    if let Some(run) = runs.last_mut() {
+        run.last = last;
+    }
+    runs
+}
+
+impl Loose {
+    /// Bytes of the child list. A child that is not stored yet is about as large as any.
+    pub(super) fn list_bytes(&self) -> u64 {
+        self.items
+            .iter()
+            .map(|item| match item {
+                Item::Stored(spot) => spot.child.stored_bytes(),
+                Item::Loose(_) => TYPICAL_CHILD_BYTES,
+            })
+            .sum()
+    }
+
+    /// Bytes of the buffer.
+    pub(super) fn buffer_bytes(&self) -> u64 {
+        self.buffer.iter().map(|m| m.stored_bytes()).sum()
+    }
+
+    /// The stored children, when all are.
+    pub(super) fn stored(&self) -> Option<Vec<&Child>> {
+        self.items
+            .iter()
+            .map(|item| match item {
+                Item::Stored(spot) => Some(&spot.child),
+                Item::Loose(_) => None,
+            })
+            .collect()
+    }
+
+    /// The node in pieces of so many children each, the buffer divided by their ranges.
+    fn divide(self, counts: Vec<usize>) -> impl Iterator<Item = Self> {
+        let height = self.height;
+        let mut items = self.items.into_iter();
+        let groups: Vec<Vec<Item>> = counts
+            .into_iter()
+            .map(|count| items.by_ref().take(count).collect())
+            .collect();
+        let starts: Vec<u64> = groups
+            .iter()
+            .map(|g| g.first().map_or(0, Item::start))
+            .collect();
+        let buffers = divide_buffer(self.buffer, &starts);
+        groups
+            .into_iter()
+            .zip(buffers)
+            .map(move |(items, buffer)| Self {
+                height,
+                items,
+                buffer,
+            })
+    }
+
+    /// The node in even pieces, as many as its child list needs.
+    pub(super) fn divide_evenly(self, target: u64) -> impl Iterator<Item = Self> {
+        let counts = shares(&self, target, false);
+        self.divide(counts)
+    }
+}
+
+/// Bytes of a reference to an object of this dataset.
+const TYPICAL_CHILD_BYTES: u64 = 80;
+
+/// Divides a sorted buffer among children that begin at `starts`.
+pub(super) fn divide_buffer(buffer: Vec<Arc<Mutation>>, starts: &[u64]) -> Vec<Vec<Arc<Mutation>>> {
+    let mut rest = buffer.into_iter().peekable();
+    let ends = starts.iter().skip(1).copied().chain([u64::MAX]);
+    ends.take(starts.len())
+        .map(|end| {
+            let mut batch = Vec::new();
+            while let Some(mutation) = rest.next_if(|m| u64::from(m.target) < end) {
+                batch.push(mutation);
+            }
+            batch
+        })
+        .collect()
+}
