@@ -2,6 +2,12 @@
 //! everything a reader can see.
 #![expect(clippy::panic, reason = "helpers of tests")]
 
+#[path = "common/probe.rs"]
+mod probe;
+
+#[path = "write/faults.rs"]
+mod faults;
+
 #[path = "write/twin.rs"]
 mod twin;
 

@@ -139,7 +139,7 @@ impl TreeTable {
         let number = source.version();
         let uri = target.uri.clone();
         let params = params_of(storage_options);
-        let work = async move |mut dataset: Dataset| {
+        let work = move |mut dataset: Dataset| async move {
             dataset
                 .deep_clone(&uri, number, Some(params))
                 .await

@@ -31,9 +31,12 @@ use crate::tree::object::ReadStats;
 pub struct WriteOptions {
     /// Sizes of the tree. Default: those in the table's config, and where it has none the defaults.
     pub policy: Option<TreePolicy>,
+    /// How often a commit is tried again that lost the next version to a compatible change: it is
+    /// rebased and nothing is read or written anew but metadata. Default 100.
+    pub commit_retries: u32,
     /// How often a change that lost to an incompatible one is done over, from reading on. Default 10.
     pub retries: u32,
-    /// How long it is tried. Default 30 s.
+    /// How long either is tried. Default 60 s.
     pub retry_timeout: Duration,
 }
 
@@ -41,8 +44,9 @@ impl Default for WriteOptions {
     fn default() -> Self {
         Self {
             policy: None,
+            commit_retries: 100,
             retries: 10,
-            retry_timeout: Duration::from_secs(30),
+            retry_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -143,33 +147,42 @@ impl TreeTable {
     /// # Errors
     /// Lance's for the work and its conflicts; [`Error::Unsupported`] for writer features the linked
     /// Lance does not know.
-    pub async fn with_dataset<T>(
+    pub async fn with_dataset<T, F>(
         &self,
         scope: FragmentRanges,
-        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
-    ) -> Result<(T, CommitReport)> {
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
         let snapshot = self.latest().await?;
         self.on(&snapshot, scope, work).await
     }
 
     /// [`Self::with_dataset`] on a version at hand, the latest when it was opened.
-    pub(crate) async fn on<T>(
+    pub(crate) async fn on<T, F>(
         &self,
         snapshot: &Arc<Snapshot>,
         scope: FragmentRanges,
-        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
-    ) -> Result<(T, CommitReport)> {
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
         self.run(snapshot, scope, None, false, work).await
     }
 
     /// [`Self::on`] for work that makes another table through `target`.
-    pub(crate) async fn on_target<T>(
+    pub(crate) async fn on_target<T, F>(
         &self,
         snapshot: &Arc<Snapshot>,
         scope: FragmentRanges,
         target: Option<Arc<dyn CommitHandler>>,
-        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
-    ) -> Result<(T, CommitReport)> {
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
         self.run(snapshot, scope, target, false, work).await
     }
 
@@ -209,11 +222,9 @@ impl TreeTable {
             field_metadata_updates: Default::default(),
         };
         let transaction = Transaction::new(snapshot.version(), operation, None);
-        let work = async move |dataset: Dataset| {
-            CommitBuilder::new(Arc::new(dataset))
-                .execute(transaction)
-                .await
-                .map(|_| ())
+        let work = move |dataset: Dataset| async move {
+            let committer = self.committer(Arc::new(dataset));
+            committer.execute(transaction).await.map(|_| ())
         };
         let ((), report) = self
             .run(&snapshot, FragmentRanges::empty(), None, true, work)
@@ -221,14 +232,17 @@ impl TreeTable {
         Ok(Some(report))
     }
 
-    async fn run<T>(
+    async fn run<T, F>(
         &self,
         snapshot: &Arc<Snapshot>,
         scope: FragmentRanges,
         target: Option<Arc<dyn CommitHandler>>,
         optimize: bool,
-        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
-    ) -> Result<(T, CommitReport)> {
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
         check_writable(snapshot.location().path.as_ref(), snapshot.head())?;
         let context = || format!("cannot write to {}", self.uri);
         if snapshot.layout() == Layout::Flat {
@@ -299,10 +313,10 @@ impl TreeTable {
 
     /// Runs `attempt` until it neither loses a conflict that doing it over can solve nor runs out of
     /// tries.
-    pub(crate) async fn retrying<T>(
-        &self,
-        mut attempt: impl AsyncFnMut() -> Result<T>,
-    ) -> Result<T> {
+    pub(crate) async fn retrying<T, F>(&self, mut attempt: impl FnMut() -> F + Send) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
         let start = Instant::now();
         let mut tries = 0u32;
         loop {
@@ -352,19 +366,30 @@ impl TreeTable {
         rows: SendableRecordBatchStream,
         mode: WriteMode,
     ) -> Result<CommitReport> {
-        let write = async move |dataset: Dataset| {
+        let write = move |dataset: Dataset| async move {
             let params = WriteParams {
                 mode,
                 ..Default::default()
             };
-            let done = InsertBuilder::new(Arc::new(dataset))
+            let dataset = Arc::new(dataset);
+            let transaction = InsertBuilder::new(Arc::clone(&dataset))
                 .with_params(&params)
-                .execute_stream(rows)
+                .execute_uncommitted_stream(rows)
                 .await?;
-            Ok(done)
+            self.committer(dataset)
+                .execute(transaction)
+                .await
+                .map(|_| ())
         };
-        let (_, report) = self.with_dataset(FragmentRanges::empty(), write).await?;
+        let ((), report) = self.with_dataset(FragmentRanges::empty(), write).await?;
         Ok(report)
+    }
+
+    /// Lance's commit to `dataset`, as patient as the options say.
+    pub(crate) fn committer(&self, dataset: Arc<Dataset>) -> CommitBuilder<'static> {
+        CommitBuilder::new(dataset)
+            .with_max_retries(self.write.commit_retries)
+            .with_retry_timeout(self.write.retry_timeout)
     }
 
     /// Commits a transaction made elsewhere, as distributed writers do. `affected_rows` are the
@@ -388,8 +413,8 @@ impl TreeTable {
                 let reference = VersionRef::version(transaction.read_version);
                 Snapshot::open(&self.uri, self.options.clone().with_reference(reference)).await?
             };
-        let commit = async move |dataset: Dataset| {
-            let mut builder = CommitBuilder::new(Arc::new(dataset));
+        let commit = move |dataset: Dataset| async move {
+            let mut builder = self.committer(Arc::new(dataset));
             if let Some(rows) = affected_rows {
                 builder = builder.with_affected_rows(rows);
             }
@@ -427,7 +452,7 @@ fn lance_error(context: String, error: lance::Error) -> Error {
         | lance::Error::CommitConflict { .. }
         | lance::Error::IncompatibleTransaction { .. }
         | lance::Error::TooMuchWriteContention { .. } => Error::Conflict {
-            retryable: matches!(error, lance::Error::RetryableCommitConflict { .. }),
+            retryable: !matches!(error, lance::Error::IncompatibleTransaction { .. }),
             message: format!("{context}: {error}"),
         },
         lance::Error::External { source } => match source.downcast::<Error>() {

@@ -76,12 +76,12 @@ pub(crate) struct Twin {
 
 const ROWS_PER_FILE: usize = 4;
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_string()
 }
 
 /// Sizes at which a few dozen fragments make several levels.
-fn tiny() -> TreePolicy {
+pub(crate) fn tiny() -> TreePolicy {
     let mut policy = TreePolicy::default();
     policy.leaf_bytes = 6 << 10;
     policy.node_bytes = 400;
@@ -101,7 +101,7 @@ fn params(mode: WriteMode, stable: bool) -> WriteParams {
     }
 }
 
-fn base_rows(ids: impl Iterator<Item = i64> + Clone, note: &str) -> RecordBatch {
+pub(crate) fn base_rows(ids: impl Iterator<Item = i64> + Clone, note: &str) -> RecordBatch {
     let schema = Schema::new(vec![
         Field::new("id", DataType::Int64, false),
         Field::new("g", DataType::Int64, true),
@@ -119,7 +119,7 @@ fn base_rows(ids: impl Iterator<Item = i64> + Clone, note: &str) -> RecordBatch 
     .expect("a batch")
 }
 
-fn stream_of(rows: RecordBatch) -> datafusion::execution::SendableRecordBatchStream {
+pub(crate) fn stream_of(rows: RecordBatch) -> datafusion::execution::SendableRecordBatchStream {
     let schema = rows.schema();
     Box::pin(RecordBatchStreamAdapter::new(
         schema,
@@ -127,7 +127,7 @@ fn stream_of(rows: RecordBatch) -> datafusion::execution::SendableRecordBatchStr
     ))
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("a folder");
     for entry in std::fs::read_dir(from).expect("a folder") {
         let entry = entry.expect("an entry");
@@ -211,6 +211,10 @@ impl Twin {
             next_id: 1000,
             names: 0,
         }
+    }
+
+    pub(crate) fn tree_uri(&self) -> &str {
+        self.tree.uri()
     }
 
     async fn copy(&self, flat: String, tree: &str, open: OpenOptions) -> Self {
@@ -328,7 +332,7 @@ impl Twin {
                     .await
                     .expect("flat appends");
                 let scope = FragmentRanges::empty();
-                tree.with_dataset(scope, async |dataset| {
+                tree.with_dataset(scope, |dataset| async move {
                     InsertBuilder::new(Arc::new(dataset))
                         .with_params(&params(WriteMode::Append, false))
                         .execute(vec![rows])
@@ -348,7 +352,7 @@ impl Twin {
                     .await
                     .expect("flat overwrites");
                 let scope = FragmentRanges::empty();
-                tree.with_dataset(scope, async |dataset| {
+                tree.with_dataset(scope, |dataset| async move {
                     InsertBuilder::new(Arc::new(dataset))
                         .with_params(&params(WriteMode::Overwrite, false))
                         .execute(vec![rows])
