@@ -87,7 +87,7 @@ impl Records {
         object_size: u64,
         old_proto_bytes: u64,
     ) -> Self {
-        let stored = object_size.saturating_sub(LEAF_OVERHEAD);
+        let stored = leaf_content(object_size);
         // A leaf of few records says little: most of it is its frame.
         let percent = stored.saturating_mul(100) / old_proto_bytes.max(1);
         Self {
@@ -150,17 +150,25 @@ pub(super) struct Run {
     pub content: Content,
 }
 
-/// Where an object should be cut, and when it is too small or too large.
+/// Where an object should be cut, and when it is too small or too large. Of a leaf its records count
+/// and not its frame, so that leaves hardly larger than that are told apart too; of a node its child
+/// list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     target: u64,
+}
+
+/// Bytes of a stored leaf that its records take.
+fn leaf_content(object_size: u64) -> u64 {
+    object_size.saturating_sub(LEAF_OVERHEAD)
 }
 
 impl Sizes {
     /// The sizes of objects of this height.
     pub(super) fn of(policy: &TreePolicy, height: u32) -> Self {
         let target = if height == 0 {
-            policy.leaf_bytes
+            // A target below the frame itself still gets a record into each leaf.
+            leaf_content(policy.leaf_bytes).max(64)
         } else {
             policy.node_bytes
         };
@@ -182,20 +190,20 @@ impl Sizes {
 
     /// Whether a stored leaf should be divided.
     pub(super) fn is_large_leaf(self, leaf: &Child) -> bool {
-        leaf.counts.fragments > 1 && self.too_large(leaf.object_size)
+        leaf.counts.fragments > 1 && self.too_large(leaf_content(leaf.object_size))
     }
 
     /// Whether two stored leaves should be one.
     pub(super) fn fit_leaves(self, a: &Child, b: &Child) -> bool {
-        self.fits(a.object_size + b.object_size.saturating_sub(LEAF_OVERHEAD))
+        self.fits(leaf_content(a.object_size).saturating_add(leaf_content(b.object_size)))
     }
 }
 
 impl Run {
-    /// Bytes of the object this would be: for a node, of its child list.
+    /// Bytes that count in the object this would be.
     pub(super) fn bytes(&self) -> u64 {
         match &self.content {
-            Content::Leaf(records) => LEAF_OVERHEAD + records.content,
+            Content::Leaf(records) => records.content,
             Content::Node(node) => node.list_bytes(),
         }
     }
@@ -203,7 +211,7 @@ impl Run {
     /// Bytes `neighbour` would add to this run.
     pub(super) fn added_by(&self, neighbour: &Child) -> u64 {
         match &self.content {
-            Content::Leaf(_) => neighbour.object_size.saturating_sub(LEAF_OVERHEAD),
+            Content::Leaf(_) => leaf_content(neighbour.object_size),
             Content::Node(node) => {
                 let each = self.bytes() / (node.items.len() as u64).max(1);
                 u64::from(neighbour.num_children).saturating_mul(each)
@@ -231,13 +239,9 @@ impl Run {
 
     /// Whether this run and the one after it should be one, to be divided again if that is large.
     pub(super) fn should_join(&self, next: &Self, sizes: Sizes) -> bool {
-        let frame = match self.content {
-            Content::Leaf(_) => LEAF_OVERHEAD,
-            Content::Node(_) => 0,
-        };
         self.is_small(sizes)
             || next.is_small(sizes)
-            || sizes.fits(self.bytes() + next.bytes() - frame)
+            || sizes.fits(self.bytes().saturating_add(next.bytes()))
     }
 
     /// This run and the one after it.
@@ -272,12 +276,10 @@ impl Run {
                 ..self
             }],
             Content::Leaf(records) => {
-                // A target below the frame itself still gets a record into each leaf.
-                let target = sizes.target.saturating_sub(LEAF_OVERHEAD).max(64);
                 let share = if last {
-                    target
+                    sizes.target
                 } else {
-                    records.content / records.content.div_ceil(target).max(1)
+                    records.content / records.content.div_ceil(sizes.target).max(1)
                 };
                 let pieces = records.divide(share).into_iter();
                 number(start, last, pieces.map(Content::Leaf))
