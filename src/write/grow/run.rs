@@ -11,7 +11,6 @@ use lance_table::format::pb;
 use prost::Message;
 
 use crate::error::{Error, Result};
-use crate::tree::leaf_write::LEAF_OVERHEAD;
 use crate::tree::mutation::Mutation;
 use crate::tree::node::Child;
 use crate::write::policy::TreePolicy;
@@ -88,12 +87,16 @@ impl Records {
         old_proto_bytes: u64,
     ) -> Self {
         let stored = leaf_content(object_size);
-        // A leaf of few records says little: most of it is its frame.
+        // A leaf of few records says little about others: most of it is its frame.
         let percent = stored.saturating_mul(100) / old_proto_bytes.max(1);
         Self {
             records,
             proto_bytes,
-            content: scaled(proto_bytes, percent.clamp(5, 250)),
+            content: if proto_bytes == old_proto_bytes {
+                stored
+            } else {
+                scaled(proto_bytes, percent.clamp(5, 300))
+            },
         }
     }
 
@@ -104,13 +107,18 @@ impl Records {
         self
     }
 
-    /// The records in pieces of about `share` bytes of content.
+    /// The records in pieces of about `share` bytes of content: each goes where its middle lies.
     fn divide(self, share: u64) -> Vec<Self> {
         let percent = self.content.saturating_mul(100) / self.proto_bytes.max(1);
         let mut pieces: Vec<Self> = Vec::new();
+        let (mut before, mut place) = (0, None);
         for record in self.records {
             let bytes = record.encoded_len() as u64;
-            if pieces.last().is_none_or(|piece| piece.content >= share) {
+            let middle = scaled(before + bytes / 2, percent);
+            before += bytes;
+            let here = middle / share.max(1);
+            if place != Some(here) {
+                place = Some(here);
                 pieces.push(Self {
                     records: Vec::new(),
                     proto_bytes: 0,
@@ -158,17 +166,22 @@ pub(super) struct Sizes {
     target: u64,
 }
 
+/// Bytes of a leaf of one record: nearly all of it frame, and so what tells small leaves apart.
+const LEAF_FRAME: u64 = 5000;
+
+/// Least content of a leaf, whatever the policy: about three records of one file.
+const LEAST_CONTENT: u64 = 300;
+
 /// Bytes of a stored leaf that its records take.
 fn leaf_content(object_size: u64) -> u64 {
-    object_size.saturating_sub(LEAF_OVERHEAD)
+    object_size.saturating_sub(LEAF_FRAME)
 }
 
 impl Sizes {
     /// The sizes of objects of this height.
     pub(super) fn of(policy: &TreePolicy, height: u32) -> Self {
         let target = if height == 0 {
-            // A target below the frame itself still gets a record into each leaf.
-            leaf_content(policy.leaf_bytes).max(64)
+            leaf_content(policy.leaf_bytes).max(LEAST_CONTENT)
         } else {
             policy.node_bytes
         };
@@ -188,14 +201,17 @@ impl Sizes {
         bytes <= self.target
     }
 
-    /// Whether a stored leaf should be divided.
+    /// Whether a stored leaf is worth dividing for its size alone: well above what is divided when
+    /// it is written anyway, so that what was just divided is not looked at again.
     pub(super) fn is_large_leaf(self, leaf: &Child) -> bool {
-        leaf.counts.fragments > 1 && self.too_large(leaf_content(leaf.object_size))
+        leaf.counts.fragments > 1 && leaf_content(leaf.object_size) > self.target + self.target / 2
     }
 
-    /// Whether two stored leaves should be one.
+    /// Whether two stored leaves are worth making one: well below the size at which they would be
+    /// when both are written anyway.
     pub(super) fn fit_leaves(self, a: &Child, b: &Child) -> bool {
-        self.fits(leaf_content(a.object_size).saturating_add(leaf_content(b.object_size)))
+        let together = leaf_content(a.object_size).saturating_add(leaf_content(b.object_size));
+        together <= self.target - self.target / 4
     }
 }
 
@@ -268,13 +284,8 @@ impl Run {
         if !sizes.too_large(self.bytes()) {
             return vec![self];
         }
-        let (start, last) = (self.start, self.last);
-        match self.content {
-            // One record cannot be divided: the leaf stays what it is.
-            Content::Leaf(records) if records.records.len() < 2 => vec![Self {
-                content: Content::Leaf(records),
-                ..self
-            }],
+        let (start, last, origin) = (self.start, self.last, self.origin);
+        let mut pieces = match self.content {
             Content::Leaf(records) => {
                 let share = if last {
                     sizes.target
@@ -284,15 +295,16 @@ impl Run {
                 let pieces = records.divide(share).into_iter();
                 number(start, last, pieces.map(Content::Leaf))
             }
-            Content::Node(node) if node.items.len() < 4 => vec![Self {
-                content: Content::Node(node),
-                ..self
-            }],
             Content::Node(node) => {
                 let counts = shares(&node, sizes.target, last);
                 number(start, last, node.divide(counts).map(Content::Node))
             }
+        };
+        // What cannot be divided stays what it is: one record, or three children.
+        if let [whole] = pieces.as_mut_slice() {
+            whole.origin = origin;
         }
+        pieces
     }
 }
 
