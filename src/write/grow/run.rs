@@ -11,7 +11,6 @@ use lance_table::format::pb;
 use prost::Message;
 
 use crate::error::{Error, Result};
-use crate::tree::leaf_write::LEAF_OVERHEAD;
 use crate::tree::mutation::Mutation;
 use crate::tree::node::Child;
 use crate::write::policy::TreePolicy;
@@ -87,13 +86,17 @@ impl Records {
         object_size: u64,
         old_proto_bytes: u64,
     ) -> Self {
-        let stored = object_size.saturating_sub(LEAF_OVERHEAD);
-        // A leaf of few records says little: most of it is its frame.
+        let stored = leaf_content(object_size);
+        // A leaf of few records says little about others: most of it is its frame.
         let percent = stored.saturating_mul(100) / old_proto_bytes.max(1);
         Self {
             records,
             proto_bytes,
-            content: scaled(proto_bytes, percent.clamp(5, 250)),
+            content: if proto_bytes == old_proto_bytes {
+                stored
+            } else {
+                scaled(proto_bytes, percent.clamp(5, 300))
+            },
         }
     }
 
@@ -104,13 +107,18 @@ impl Records {
         self
     }
 
-    /// The records in pieces of about `share` bytes of content.
+    /// The records in pieces of about `share` bytes of content: each goes where its middle lies.
     fn divide(self, share: u64) -> Vec<Self> {
         let percent = self.content.saturating_mul(100) / self.proto_bytes.max(1);
         let mut pieces: Vec<Self> = Vec::new();
+        let (mut before, mut place) = (0, None);
         for record in self.records {
             let bytes = record.encoded_len() as u64;
-            if pieces.last().is_none_or(|piece| piece.content >= share) {
+            let middle = scaled(before + bytes / 2, percent);
+            before += bytes;
+            let here = middle / share.max(1);
+            if place != Some(here) {
+                place = Some(here);
                 pieces.push(Self {
                     records: Vec::new(),
                     proto_bytes: 0,
@@ -150,17 +158,30 @@ pub(super) struct Run {
     pub content: Content,
 }
 
-/// Where an object should be cut, and when it is too small or too large.
+/// Where an object should be cut, and when it is too small or too large. Of a leaf its records count
+/// and not its frame, so that leaves hardly larger than that are told apart too; of a node its child
+/// list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     target: u64,
+}
+
+/// Bytes of a leaf of one record: nearly all of it frame, and so what tells small leaves apart.
+const LEAF_FRAME: u64 = 5000;
+
+/// Least content of a leaf, whatever the policy: about three records of one file.
+const LEAST_CONTENT: u64 = 300;
+
+/// Bytes of a stored leaf that its records take.
+fn leaf_content(object_size: u64) -> u64 {
+    object_size.saturating_sub(LEAF_FRAME)
 }
 
 impl Sizes {
     /// The sizes of objects of this height.
     pub(super) fn of(policy: &TreePolicy, height: u32) -> Self {
         let target = if height == 0 {
-            policy.leaf_bytes
+            leaf_content(policy.leaf_bytes).max(LEAST_CONTENT)
         } else {
             policy.node_bytes
         };
@@ -180,22 +201,25 @@ impl Sizes {
         bytes <= self.target
     }
 
-    /// Whether a stored leaf should be divided.
+    /// Whether a stored leaf is worth dividing for its size alone: well above what is divided when
+    /// it is written anyway, so that what was just divided is not looked at again.
     pub(super) fn is_large_leaf(self, leaf: &Child) -> bool {
-        leaf.counts.fragments > 1 && self.too_large(leaf.object_size)
+        leaf.counts.fragments > 1 && leaf_content(leaf.object_size) > self.target + self.target / 2
     }
 
-    /// Whether two stored leaves should be one.
+    /// Whether two stored leaves are worth making one: well below the size at which they would be
+    /// when both are written anyway.
     pub(super) fn fit_leaves(self, a: &Child, b: &Child) -> bool {
-        self.fits(a.object_size + b.object_size.saturating_sub(LEAF_OVERHEAD))
+        let together = leaf_content(a.object_size).saturating_add(leaf_content(b.object_size));
+        together <= self.target - self.target / 4
     }
 }
 
 impl Run {
-    /// Bytes of the object this would be: for a node, of its child list.
+    /// Bytes that count in the object this would be.
     pub(super) fn bytes(&self) -> u64 {
         match &self.content {
-            Content::Leaf(records) => LEAF_OVERHEAD + records.content,
+            Content::Leaf(records) => records.content,
             Content::Node(node) => node.list_bytes(),
         }
     }
@@ -203,7 +227,7 @@ impl Run {
     /// Bytes `neighbour` would add to this run.
     pub(super) fn added_by(&self, neighbour: &Child) -> u64 {
         match &self.content {
-            Content::Leaf(_) => neighbour.object_size.saturating_sub(LEAF_OVERHEAD),
+            Content::Leaf(_) => leaf_content(neighbour.object_size),
             Content::Node(node) => {
                 let each = self.bytes() / (node.items.len() as u64).max(1);
                 u64::from(neighbour.num_children).saturating_mul(each)
@@ -231,13 +255,9 @@ impl Run {
 
     /// Whether this run and the one after it should be one, to be divided again if that is large.
     pub(super) fn should_join(&self, next: &Self, sizes: Sizes) -> bool {
-        let frame = match self.content {
-            Content::Leaf(_) => LEAF_OVERHEAD,
-            Content::Node(_) => 0,
-        };
         self.is_small(sizes)
             || next.is_small(sizes)
-            || sizes.fits(self.bytes() + next.bytes() - frame)
+            || sizes.fits(self.bytes().saturating_add(next.bytes()))
     }
 
     /// This run and the one after it.
@@ -264,33 +284,27 @@ impl Run {
         if !sizes.too_large(self.bytes()) {
             return vec![self];
         }
-        let (start, last) = (self.start, self.last);
-        match self.content {
-            // One record cannot be divided: the leaf stays what it is.
-            Content::Leaf(records) if records.records.len() < 2 => vec![Self {
-                content: Content::Leaf(records),
-                ..self
-            }],
+        let (start, last, origin) = (self.start, self.last, self.origin);
+        let mut pieces = match self.content {
             Content::Leaf(records) => {
-                // A target below the frame itself still gets a record into each leaf.
-                let target = sizes.target.saturating_sub(LEAF_OVERHEAD).max(64);
                 let share = if last {
-                    target
+                    sizes.target
                 } else {
-                    records.content / records.content.div_ceil(target).max(1)
+                    records.content / records.content.div_ceil(sizes.target).max(1)
                 };
                 let pieces = records.divide(share).into_iter();
                 number(start, last, pieces.map(Content::Leaf))
             }
-            Content::Node(node) if node.items.len() < 4 => vec![Self {
-                content: Content::Node(node),
-                ..self
-            }],
             Content::Node(node) => {
                 let counts = shares(&node, sizes.target, last);
                 number(start, last, node.divide(counts).map(Content::Node))
             }
+        };
+        // What cannot be divided stays what it is: one record, or three children.
+        if let [whole] = pieces.as_mut_slice() {
+            whole.origin = origin;
         }
+        pieces
     }
 }
 
