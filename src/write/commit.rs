@@ -100,7 +100,6 @@ pub(crate) struct TreeCommitHandler {
 #[derive(Debug, Default)]
 struct Outcome {
     report: CommitReport,
-    committed: Option<ManifestLocation>,
     /// Our own error behind the one Lance passes on.
     failure: Option<Error>,
 }
@@ -136,11 +135,6 @@ impl TreeCommitHandler {
     /// What the write has published so far.
     pub(crate) fn report(&self) -> CommitReport {
         self.outcome.lock().report
-    }
-
-    /// Where the last version lies that the write published.
-    pub(crate) fn committed(&self) -> Option<ManifestLocation> {
-        self.outcome.lock().committed.clone()
     }
 
     /// The reason behind an error that Lance passed on.
@@ -671,7 +665,20 @@ impl CommitHandler for TreeCommitHandler {
         let list = self
             .inner
             .list_manifest_locations_since(base_path, object_store, since_version);
-        as_views(&self.views, list)
+        // The latest comes first. Of those before it Lance wants to know what was done, and no more.
+        let views = Arc::clone(&self.views);
+        list.enumerate()
+            .then(move |(place, location)| {
+                let views = Arc::clone(&views);
+                async move {
+                    let located = match place {
+                        0 => views.locate(location?).await,
+                        _ => views.locate_bare(location?).await,
+                    };
+                    located.map_err(external)
+                }
+            })
+            .boxed()
     }
 
     async fn commit(
@@ -718,7 +725,6 @@ impl CommitHandler for TreeCommitHandler {
                 outcome.report.version = location.version;
                 outcome.report.objects_read = stats.requests;
                 outcome.report.object_bytes_read = stats.bytes;
-                outcome.committed = Some(location.clone());
                 drop(outcome);
                 self.views.widen(new_ids);
                 Ok(self.views.promise(location))
