@@ -22,7 +22,7 @@ use lance_table::feature_flags::{
     FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE, FLAG_MIXED_DATA_FILE_VERSIONS,
     FLAG_SPILLED_ROW_LINEAGE, FLAG_STABLE_ROW_IDS, FLAG_UNSTABLE_DATA_OVERLAY_FILES,
 };
-use lance_table::format::{IndexMetadata, Manifest, Transaction, pb};
+use lance_table::format::{IndexMetadata, Manifest, Transaction, is_detached_version, pb};
 use lance_table::io::commit::{
     CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme, ManifestWriter,
 };
@@ -149,6 +149,11 @@ impl TreeCommitHandler {
         writer: ManifestWriter,
         transaction: Option<Transaction>,
     ) -> Result<Bytes> {
+        if is_detached_version(manifest.version) {
+            return Err(Error::invalid(
+                "a detached version of a tree table cannot be committed: make a branch instead",
+            ));
+        }
         let before = manifest
             .version
             .checked_sub(1)
