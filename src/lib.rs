@@ -22,6 +22,10 @@
 //!   Snapshot ── one version: a shell dataset and a fragment catalog      (snapshot, manifest)
 //! ```
 //!
+//! Writing goes the other way: [`write::TreeTable`] shows native Lance a view of the fragments that a
+//! change touches, turns what Lance commits there into mutations, and publishes them as the next
+//! version of the tree. See [`write`].
+//!
 //! # From SQL
 //!
 //! ```no_run
@@ -50,6 +54,19 @@
 //! println!("{:?}", snapshot.counts()?);
 //! let some = FragmentRanges::from_ranges([100..200]);
 //! println!("{:?}", snapshot.count(&some, &WalkState::default()).await?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Writing
+//!
+//! ```no_run
+//! # async fn example() -> fragtree::Result<()> {
+//! use fragtree::write::{TreeTable, WriteOptions};
+//!
+//! let table = TreeTable::open("/data/t.lance", Default::default(), WriteOptions::default()).await?;
+//! let report = table.delete("amount < 0").await?;
+//! println!("{} rows in {} bytes of metadata", report.rows, report.commit.manifest_bytes);
 //! # Ok(())
 //! # }
 //! ```

@@ -26,7 +26,7 @@ use lance::index::DatasetIndexExt;
 use lance_index::IndexType;
 use lance_index::optimize::OptimizeOptions;
 use lance_index::scalar::ScalarIndexParams;
-use lance_table::format::{DataFile, pb};
+use lance_table::format::pb;
 use lance_table::transaction::{DataReplacementGroup, Operation, Transaction};
 
 #[derive(Debug, Clone)]
@@ -490,7 +490,6 @@ impl Twin {
 
     /// Fills a column of some fragments that have none of it yet.
     async fn backfill(&self, flat: Dataset, column: &str, every: u64) {
-        let field = flat.schema().field(column).expect("a column").id;
         let schema = Schema::new(vec![Field::new(column, DataType::Int64, true)]);
         let mut files = Vec::new();
         for fragment in flat.get_fragments() {
@@ -503,9 +502,18 @@ impl Twin {
                 .collect();
             let batch = RecordBatch::try_new(Arc::new(schema.clone()), vec![Arc::new(values)])
                 .expect("a batch");
-            files.push((fragment.id() as u64, batch));
+            files.push((u32::try_from(fragment.id()).expect("an id"), batch));
         }
-        let flat_files = write_files(&self.flat, field, &files).await;
+        let of_flat = TreeTable::open(&self.flat, OpenOptions::default(), WriteOptions::default())
+            .await
+            .expect("opens");
+        let mut flat_files = Vec::new();
+        let mut tree_files = Vec::new();
+        for (id, batch) in files {
+            let rows = || stream_of(batch.clone());
+            flat_files.push(of_flat.write_columns(id, rows()).await.expect("writes"));
+            tree_files.push(self.tree.write_columns(id, rows()).await.expect("writes"));
+        }
         let groups = flat_files
             .into_iter()
             .map(|(id, file)| DataReplacementGroup(id, file))
@@ -518,12 +526,6 @@ impl Twin {
             .execute(transaction)
             .await
             .expect("flat backfills");
-        let mut tree_files = Vec::new();
-        for (id, batch) in files {
-            let id = u32::try_from(id).expect("an id");
-            let written = self.tree.write_columns(id, stream_of(batch)).await;
-            tree_files.push(written.expect("writes"));
-        }
         self.tree
             .backfill(tree_files)
             .await
@@ -564,7 +566,10 @@ impl Twin {
         );
         let expected = fragments(&flat).await;
         let found = fragments(&tree).await;
-        assert_eq!(found, expected, "{what}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found, expected, "{what}");
+        }
+        assert_eq!(found.len(), expected.len(), "{what}");
         let (expected, found) = (flat.shell(), tree.shell());
         let (of_flat, of_tree) = (expected.manifest(), found.manifest());
         assert_eq!(of_tree.schema, of_flat.schema, "{what}");
@@ -646,40 +651,6 @@ impl Twin {
             },
         }
     }
-}
-
-async fn write_files(uri: &str, field: i32, files: &[(u64, RecordBatch)]) -> Vec<(u64, DataFile)> {
-    let mut written = Vec::new();
-    for (id, batch) in files {
-        let name = format!("{}.lance", uuid::Uuid::new_v4());
-        let store = lance_io::object_store::ObjectStore::local();
-        let path = object_store::path::Path::from_absolute_path(format!("{uri}/data/{name}"))
-            .expect("a path");
-        let schema =
-            lance_core::datatypes::Schema::try_from(batch.schema().as_ref()).expect("a schema");
-        let writer = store.create(&path).await.expect("creates");
-        let mut writer = lance_file::versions::v2_1::create_writer(
-            writer,
-            schema,
-            lance_file::writer::FileWriterOptions::default(),
-        )
-        .expect("a writer");
-        writer.write_batch(batch).await.expect("writes");
-        writer.finish().await.expect("finishes");
-        let size = store.size(&path).await.expect("a size");
-        let file = DataFile::try_from(pb::DataFile {
-            path: name,
-            fields: vec![field],
-            column_indices: vec![0],
-            file_major_version: 2,
-            file_minor_version: 1,
-            file_size_bytes: size,
-            base_id: None,
-        })
-        .expect("a file");
-        written.push((*id, file));
-    }
-    written
 }
 
 fn own_config(config: &HashMap<String, String>) -> BTreeMap<&String, &String> {
