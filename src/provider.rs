@@ -20,6 +20,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
 
 use crate::error::{Error, Result};
+use crate::live::LiveTable;
 use crate::physical::chunk::{OutputColumn, ScanRequest};
 use crate::physical::count::FragmentCountExec;
 use crate::physical::scan::{FragmentScanExec, ScanPlan};
@@ -92,9 +93,12 @@ impl FromStr for SystemColumns {
 pub struct SnapshotProvider {
     snapshot: Arc<Snapshot>,
     schema: SchemaRef,
-    columns: Vec<OutputColumn>,
+    columns: Arc<[OutputColumn]>,
+    system: SystemColumns,
     addresses: AddressColumns,
     domain: AddressDomain,
+    /// The table that this is a version of, when it was asked for its latest one.
+    followed: Option<LiveTable>,
 }
 
 /// What becomes of one filter. Decided once, by [`SnapshotProvider::classify`]; both the answer to
@@ -142,9 +146,34 @@ impl SnapshotProvider {
             domain: AddressDomain::new(snapshot.max_fragment_id()),
             snapshot,
             schema: Arc::new(schema),
-            columns,
+            columns: columns.into(),
+            system,
             addresses,
+            followed: None,
         })
+    }
+
+    /// The same table as this one at another version.
+    ///
+    /// # Errors
+    /// Those of [`SnapshotProvider::try_new`].
+    pub(crate) fn at(&self, snapshot: Arc<Snapshot>) -> Result<Self> {
+        Ok(Self {
+            followed: self.followed.clone(),
+            ..Self::try_new(snapshot, self.system)?
+        })
+    }
+
+    /// Remembers that this is the version of `live` for one query.
+    pub(crate) fn following(mut self, live: &LiveTable) -> Self {
+        self.followed = Some(live.clone());
+        self
+    }
+
+    /// The table whose latest version this was when it was looked up; nothing when this version was
+    /// asked for by itself.
+    pub fn followed(&self) -> Option<&LiveTable> {
+        self.followed.as_ref()
     }
 
     /// The version this table shows.
@@ -224,7 +253,7 @@ impl SnapshotProvider {
         fetch: Option<usize>,
     ) -> DFResult<ScanRequest> {
         let (schema, columns) = match projection {
-            None => (Arc::clone(&self.schema), self.columns.clone()),
+            None => (Arc::clone(&self.schema), self.columns.to_vec()),
             Some(indices) => {
                 let columns = indices
                     .iter()

@@ -36,7 +36,7 @@ use crate::manifest::{
     shell_manifest, split_manifest,
 };
 use crate::ranges::FragmentRanges;
-use crate::resolve::{self, Located, VersionRef};
+use crate::resolve::{self, Located, Table, VersionRef};
 use crate::tree::mutation::{Mutation, Pending};
 use crate::tree::node::{ID_END, NodeContext, Root, check_mutations, decode_mutations};
 use crate::tree::object::{
@@ -226,18 +226,19 @@ impl Snapshot {
         let handler = commit_handler_from_url(&uri, &Some(params.clone()))
             .await
             .map_err(|e| Error::lance(context(), e))?;
-        let table = resolve::Table {
+        let table = Table {
             uri: uri.clone(),
             base,
             store,
-            handler: Arc::clone(&handler),
+            handler,
             limits: options.limits,
         };
-        let located = table.locate(&options.reference).await?;
-        Self::open_at(located, handler, params, session, &options).await
+        let located = table.clone().locate(&options.reference).await?;
+        Self::open_located(table, located, params, session, &options).await
     }
 
-    async fn open_at(
+    /// Opens the version that was found, without another look.
+    pub(crate) async fn open_at(
         located: Located,
         handler: Arc<dyn CommitHandler>,
         params: ObjectStoreParams,

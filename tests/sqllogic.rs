@@ -117,9 +117,11 @@ impl Setting {
                 ("public", SystemColumns::default()),
                 ("sys", SystemColumns::ALL),
             ] {
-                let tables = engine
-                    .directory_schema(&uri, columns, Default::default())
-                    .await;
+                let options = TableOptions {
+                    system_columns: columns,
+                    ..Default::default()
+                };
+                let tables = engine.directory_schema(&uri, options).await;
                 register_schema(&ctx, schema, tables.expect("a folder"));
             }
         }
@@ -347,11 +349,7 @@ async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<S
         }
         let engine = Engine::new();
         let tables = engine
-            .directory_schema(
-                &common::text(&three),
-                SystemColumns::default(),
-                Default::default(),
-            )
+            .directory_schema(&common::text(&three), TableOptions::default())
             .await;
         register_schema(&ctx, "folder", tables.expect("a folder"));
     }

@@ -11,7 +11,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::sqlparser::dialect::{Dialect, dialect_from_str};
 use datafusion_cli::object_storage::instrumented::InstrumentedObjectStoreRegistry;
 use datafusion_cli::print_options::PrintOptions;
-use fragtree::{Engine, TableOptions};
+use fragtree::{Engine, TableOptions, VersionRef};
 
 use super::{SqlArgs, script, statement};
 use crate::failure::Outcome;
@@ -85,10 +85,8 @@ async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContex
     let Some(directory) = &args.directory else {
         return Ok(());
     };
-    let columns = args.system_columns.unwrap_or_default();
-    let tables = engine
-        .directory_schema(directory, columns, args.storage.to_map())
-        .await?;
+    let options = table_options(args, VersionRef::latest());
+    let tables = engine.directory_schema(directory, options).await?;
     let state = ctx.state();
     let names = &state.config_options().catalog;
     let catalog = ctx.catalog(&names.default_catalog).ok_or_else(|| {
@@ -98,13 +96,18 @@ async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContex
     Ok(())
 }
 
+fn table_options(args: &SqlArgs, reference: VersionRef) -> TableOptions {
+    TableOptions {
+        reference,
+        system_columns: args.system_columns.unwrap_or_default(),
+        storage_options: args.storage.to_map(),
+        refresh: args.refresh,
+    }
+}
+
 async fn register_tables(args: &SqlArgs, engine: &Engine, ctx: &SessionContext) -> Outcome {
     for table in &args.tables {
-        let options = TableOptions {
-            reference: table.reference.clone(),
-            system_columns: args.system_columns.unwrap_or_default(),
-            storage_options: args.storage.to_map(),
-        };
+        let options = table_options(args, table.reference.clone());
         engine
             .register_table(ctx, &table.name, &table.uri, options)
             .await?;
