@@ -11,6 +11,7 @@ use lance::session::Session;
 use lance_io::object_store::WrappingObjectStore;
 
 use crate::catalog::{DirectorySchema, LanceTableFactory};
+use crate::dml::CaptureChange;
 use crate::error::{Error, Result};
 use crate::functions::MetadataFunction;
 use crate::live::{LiveTable, OneVersion, Refresh, follow};
@@ -203,6 +204,7 @@ impl Engine {
         }
         ctx.add_optimizer_rule(Arc::new(CountNonNull));
         ctx.add_analyzer_rule(Arc::new(OneVersion));
+        ctx.add_analyzer_rule(Arc::new(CaptureChange));
         follow(ctx);
     }
 

@@ -76,6 +76,7 @@
 //! `cli` (default): the `fragtree` program. `s3`, `gcs`, `azure`: the cloud stores.
 
 mod catalog;
+mod dml;
 mod engine;
 mod error;
 mod flat;

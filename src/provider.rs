@@ -14,11 +14,13 @@ use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result as DFResult, Statistics};
+use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::utils::conjunction;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType, Volatility};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
 
+use crate::dml::{self, Change, ChangeExec, Request};
 use crate::error::{Error, Result};
 use crate::live::LiveTable;
 use crate::physical::chunk::{OutputColumn, ScanRequest};
@@ -99,6 +101,8 @@ pub struct SnapshotProvider {
     domain: AddressDomain,
     /// The table that this is a version of, when it was asked for its latest one.
     followed: Option<LiveTable>,
+    /// What the statement that this is the target of asks for.
+    asked: Option<Arc<Request>>,
 }
 
 /// What becomes of one filter. Decided once, by [`SnapshotProvider::classify`]; both the answer to
@@ -150,6 +154,7 @@ impl SnapshotProvider {
             system,
             addresses,
             followed: None,
+            asked: None,
         })
     }
 
@@ -167,6 +172,12 @@ impl SnapshotProvider {
     /// Remembers that this is the version of `live` for one query.
     pub(crate) fn following(mut self, live: &LiveTable) -> Self {
         self.followed = Some(live.clone());
+        self
+    }
+
+    /// Remembers what a statement asks this table for.
+    pub(crate) fn asked(mut self, request: Arc<Request>) -> Self {
+        self.asked = Some(request);
         self
     }
 
@@ -405,6 +416,39 @@ impl TableProvider for SnapshotProvider {
             FilterUse::Above => TableProviderFilterPushDown::Unsupported,
         });
         Ok(answers.collect())
+    }
+
+    async fn insert_into(
+        &self,
+        _state: &dyn Session,
+        input: Arc<dyn ExecutionPlan>,
+        insert_op: InsertOp,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Ok(dml::insert_plan(self, input, insert_op)?)
+    }
+
+    async fn delete_from(
+        &self,
+        _state: &dyn Session,
+        _filters: Vec<Expr>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        let change = dml::change(self, self.asked.as_ref())?;
+        Ok(Arc::new(ChangeExec::try_new(self, change)?))
+    }
+
+    async fn update(
+        &self,
+        _state: &dyn Session,
+        _assignments: Vec<(String, Expr)>,
+        _filters: Vec<Expr>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        let change = dml::change(self, self.asked.as_ref())?;
+        Ok(Arc::new(ChangeExec::try_new(self, change)?))
+    }
+
+    async fn truncate(&self, _state: &dyn Session) -> DFResult<Arc<dyn ExecutionPlan>> {
+        let change = Change::Delete(Vec::new());
+        Ok(Arc::new(ChangeExec::try_new(self, change)?))
     }
 
     fn statistics(&self) -> Option<Statistics> {

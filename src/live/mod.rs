@@ -136,8 +136,8 @@ struct Shared {
 #[derive(Debug, Clone)]
 struct Known {
     provider: SnapshotProvider,
-    /// When the last look began that found it to be the latest.
-    looked: Instant,
+    /// When the last look began that found it to be the latest; none when it is known not to be.
+    looked: Option<Instant>,
     /// When the last full look began.
     looked_fully: Instant,
 }
@@ -154,7 +154,7 @@ impl LiveTable {
         let uri = snapshot.uri().to_string();
         let known = Known {
             provider: SnapshotProvider::try_new(snapshot, system)?,
-            looked: opened,
+            looked: Some(opened),
             looked_fully: opened,
         };
         Ok(Self {
@@ -193,7 +193,7 @@ impl LiveTable {
 
     fn recent(&self, called: Instant) -> Option<SnapshotProvider> {
         let known = self.shared.known.lock();
-        let recent = known.looked.checked_add(self.shared.age)? >= called;
+        let recent = known.looked?.checked_add(self.shared.age)? >= called;
         recent.then(|| known.provider.clone().following(self))
     }
 
@@ -205,7 +205,7 @@ impl LiveTable {
             let table = snapshot.table(self.shared.open.limits).await?;
             if table.is_latest(snapshot.location()).await? {
                 return Ok(Known {
-                    looked: began,
+                    looked: Some(began),
                     ..known
                 });
             }
@@ -218,9 +218,19 @@ impl LiveTable {
         };
         Ok(Known {
             provider,
-            looked: began,
+            looked: Some(began),
             looked_fully: began,
         })
+    }
+
+    /// Makes the next query look for a newer version: this process has just written one.
+    pub(crate) fn expire(&self) {
+        self.shared.known.lock().looked = None;
+    }
+
+    /// How the table is opened.
+    pub(crate) fn open_options(&self) -> &OpenOptions {
+        &self.shared.open
     }
 
     /// The latest version that is known, without a look.

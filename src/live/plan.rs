@@ -214,6 +214,7 @@ impl Versions {
                 versions.join(" and "),
                 display_uri(self.snapshots.first().map_or("", |s| s.uri()))
             ),
+            retryable: true,
         })
     }
 }
