@@ -113,6 +113,7 @@ pub async fn convert(
             "convert publishes the next version and so starts from the latest: name no version",
         ));
     }
+    options.policy.validate()?;
     for attempt in 1..=ATTEMPTS {
         let snapshot = Snapshot::open(uri, open.clone()).await?;
         check_convertible(&snapshot, &options)?;

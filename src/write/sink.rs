@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -62,8 +61,6 @@ struct Shared {
     keys: [RandomState; 2],
     /// Path of everything written, or about to be.
     written: Mutex<HashMap<Content, Arc<OnceCell<String>>>>,
-    objects: AtomicU64,
-    bytes: AtomicU64,
 }
 
 /// Where a tree's objects go: a dataset's `_bt/`, or nowhere on a dry run. Clones share what they
@@ -122,7 +119,6 @@ impl ObjectSink {
     }
 
     async fn write(&self, kind: ObjectKind, bytes: Bytes) -> Result<String> {
-        let size = bytes.len() as u64;
         let name = format!("{}.{}", Uuid::new_v4().hyphenated(), kind.extension());
         let path = format!("_bt/{}/{name}", kind.directory());
         if !self.dry_run {
@@ -140,8 +136,6 @@ impl ObjectSink {
             })
             .await?;
         }
-        self.shared.objects.fetch_add(1, Ordering::Relaxed);
-        self.shared.bytes.fetch_add(size, Ordering::Relaxed);
         Ok(path)
     }
 
@@ -151,12 +145,17 @@ impl ObjectSink {
     }
 
     /// Objects written and their bytes; on a dry run, those that would have been.
+    #[cfg(test)]
     pub(crate) fn written(&self) -> (u64, u64) {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        (get(&self.shared.objects), get(&self.shared.bytes))
+        let written = self.lock();
+        let done = written.iter().filter(|(_, cell)| cell.initialized());
+        done.fold((0, 0), |(objects, bytes), (content, _)| {
+            (objects + 1, bytes + content.bytes as u64)
+        })
     }
 
     /// Paths of everything written. After a failed or lost commit: what no version names.
+    #[allow(dead_code, reason = "the commit path that cleans up is not in yet")]
     pub(crate) fn paths(&self) -> Vec<String> {
         let written = self.lock();
         let mut paths: Vec<_> = written

@@ -204,7 +204,9 @@ impl Table {
         let end = self.max_id.map_or(0, u64::from) + 10;
         for _ in 0..6 {
             let start = rng.random_range(0..end);
-            let wanted = FragmentRanges::from_ranges([start..start + rng.random_range(0..end)]);
+            let wanted = FragmentRanges::from_ranges(std::iter::once(
+                start..start + rng.random_range(0..end),
+            ));
             let counted = self.snapshot.count(&wanted, &WalkState::default()).await;
             assert_eq!(
                 counted.expect("valid"),

@@ -129,24 +129,14 @@ async fn small_commits_write_little() {
 #[ignore = "minutes: prints figures for judging the default policy"]
 async fn figures_of_the_default_policy() {
     let policy = TreePolicy::default();
+    let large_root = TreePolicy {
+        root_buffer_bytes: 128 << 10,
+        since_root_bytes: 16 << 10,
+        ..policy
+    };
     for (name, policy) in [
         ("default", policy),
-        (
-            "root buffer 16 KiB",
-            TreePolicy {
-                root_buffer_bytes: 16 << 10,
-                inline_root_bytes: 36 << 10,
-                ..policy
-            },
-        ),
-        (
-            "root buffer 64 KiB",
-            TreePolicy {
-                root_buffer_bytes: 64 << 10,
-                inline_root_bytes: 96 << 10,
-                ..policy
-            },
-        ),
+        ("root buffer 128 KiB, 16 KiB beside the root", large_root),
     ] {
         let appended = appends(policy, 2000).await;
         appended.print(&format!("{name}, 2,000 appends"));
