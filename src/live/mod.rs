@@ -110,8 +110,22 @@ const FULL_LOOK: Duration = Duration::from_secs(60);
 /// A table at the latest version of its branch, whatever that is by now.
 ///
 /// Register it under a name in a session that [`Engine::register`] has taught; each query there sees
-/// the version that was the latest when it was planned. Elsewhere, ask for [`LiveTable::current`]
-/// once a query. Cheap to clone; clones, and the sessions they are registered in, share what is known.
+/// the version that was the latest when it was planned, and shows in its plan which that is. Elsewhere,
+/// ask for [`LiveTable::current`] once a query. Cheap to clone; clones, and the sessions they are
+/// registered in, share what is known.
+///
+/// # What follows and what does not
+///
+/// - A plan is of one version for as long as it is kept: a `DataFrame` that is collected twice, and a
+///   prepared statement that is executed twice, give the rows of the version they were planned at. Plan
+///   them again to see later ones.
+/// - A view is brought to the current versions of its tables at each query, with the columns that it
+///   was made with, found by name. When one of them is gone or has another type, a query of the view
+///   is an error; the view can still be described and dropped.
+/// - Two names of one table, a view beside its table, and the metadata functions of a table, are of
+///   one version in one query. Tables of other locations have versions of their own, and no order
+///   between their commits is promised.
+/// - What a pinned table and a planned query read can be cleaned up meanwhile. The error says so.
 ///
 /// [`Engine::register`]: crate::Engine::register
 #[derive(Debug, Clone)]
