@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use bytes::Bytes;
@@ -177,6 +178,8 @@ pub struct Snapshot {
     schema: SchemaRef,
     pub(crate) catalog: Catalog,
     open: OpenCost,
+    /// Set when a reader found that the version was removed.
+    pub(crate) gone: AtomicBool,
 }
 
 /// What opening a snapshot read.
@@ -303,6 +306,7 @@ impl Snapshot {
                 bytes: file.bytes + tree_cost.bytes,
                 manifest_bytes: file.file_size,
             },
+            gone: AtomicBool::new(false),
         }))
     }
 

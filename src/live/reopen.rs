@@ -1,6 +1,7 @@
 //! Opening while versions come and go.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use lance::session::Session;
 use lance_io::object_store::ObjectStoreParams;
@@ -104,6 +105,7 @@ impl Snapshot {
                 return None;
             }
         }
+        self.gone.store(true, Ordering::Relaxed);
         Some(gone.into_error(self.uri(), self.version(), error))
     }
 

@@ -632,6 +632,8 @@ async fn a_reader_of_a_removed_version_is_told_so() {
         )
     };
     sql(&ctx, &at("old", 1)).await.expect("creates");
+    let hour = Refresh::Every(Duration::from_secs(3600));
+    register(&ctx, &engine, "rarely", &uri, hour).await;
     let running = ctx.sql("SELECT id, name FROM t").await.expect("plans");
     overwrite(&uri, 0..10).await;
     append(&uri, 10..20).await;
@@ -649,6 +651,10 @@ async fn a_reader_of_a_removed_version_is_told_so() {
             assert!(error.contains(part), "{part}: {error}");
         }
     }
+    // A table that would not look for long does when its version is gone.
+    let rarely = "SELECT SUM(id) FROM rarely";
+    assert!(fails(&ctx, rarely).await.contains("it was cleaned up"));
+    assert_eq!(numbers(&ctx, rarely).await, [190]);
     // What is known of it without its files is still right.
     assert_eq!(numbers(&ctx, "SELECT COUNT(*) FROM old").await, [100]);
     assert_eq!(numbers(&ctx, "SELECT SUM(id) FROM t").await, [190]);
