@@ -32,7 +32,7 @@ enum TableOptionKey {
     Timestamp,
     /// A list of system columns.
     SystemColumns,
-    /// How often to look for newer versions.
+    /// How often to look for newer versions: `always`, `off` or a time.
     Refresh,
 }
 
@@ -541,8 +541,9 @@ mod tests {
 
     #[test]
     fn one_version_is_not_refreshed() {
-        let refresh =
-            |pairs| parse_options("/t", &options(pairs)).map(|o| (o.refresh, o.is_pinned()));
+        let refresh = |pairs: &[(&str, &str)]| {
+            parse_options("/t", &options(pairs)).map(|o| (o.refresh, o.is_pinned()))
+        };
         assert_eq!(refresh(&[]).expect("given"), (Refresh::Always, false));
         let every = Refresh::Every(std::time::Duration::from_secs(5));
         assert_eq!(

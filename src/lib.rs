@@ -11,6 +11,8 @@
 //!                     │
 //!   Engine ── tables, functions, caches ─── catalog, functions
 //!                     │
+//!   LiveTable ── the latest version at each planning, one for a query    (live)
+//!                     │
 //!   SnapshotProvider ─┴─ filters ─► row addresses ─► fragment ranges     (provider, pruning)
 //!                     │
 //!   FragmentScanExec, FragmentCountExec                                  (physical)
@@ -40,6 +42,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Tables follow new versions: each query sees the one that was the latest when it was planned.
+//! `OPTIONS (version '7')`, a tag or a timestamp pins a table, and so does `OPTIONS (refresh 'off')`.
 //!
 //! # Without a query engine
 //!

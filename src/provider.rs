@@ -243,6 +243,7 @@ impl SnapshotProvider {
             estimate: self.snapshot.estimate(&fragments)?,
             total_fragments: self.snapshot.num_fragments().ok(),
             snapshot: Arc::clone(&self.snapshot),
+            pinned: self.followed.is_none(),
             request: Arc::new(request),
             fragments,
             residual,

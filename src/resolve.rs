@@ -500,7 +500,7 @@ impl Table {
         let last = versions.last().copied().unwrap_or_default();
         // Numbers are given without gaps, from 1 or from where a branch or a clone began.
         let gone = if version > 0 && version < last {
-            "; a cleanup of old versions removed it, or this branch began after it"
+            "; it was cleaned up, or its branch began after it"
         } else {
             ""
         };

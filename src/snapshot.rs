@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use bytes::Bytes;
@@ -192,6 +193,8 @@ pub struct Snapshot {
     open: OpenCost,
     position: u64,
     sections: Option<Bytes>,
+    /// Set when a reader found that the version was removed.
+    pub(crate) gone: AtomicBool,
 }
 
 /// What opening a snapshot read.
@@ -320,6 +323,7 @@ impl Snapshot {
             },
             position: file.position,
             sections: file.sections,
+            gone: AtomicBool::new(false),
         }))
     }
 

@@ -5,7 +5,7 @@
     reason = "helpers of tests, outside test functions"
 )]
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -325,6 +325,53 @@ fn the_demo_makes_a_table_that_the_readme_can_query() {
         text.contains("| 199 | Kyoto | 49.75  |") && text.contains("leaves_opened=1"),
         "{text}"
     );
+}
+
+#[test]
+fn a_session_sees_what_other_programs_commit() {
+    let tables = Tables::make();
+    let uri = tables.uri();
+    let mut child = fragtree(
+        &[
+            "sql",
+            "-q",
+            "--format",
+            "csv",
+            "--table",
+            &format!("t={uri}"),
+            "--table",
+            &format!("two={uri}@2"),
+        ],
+        tables.folder.path(),
+    )
+    .stdin(Stdio::piped())
+    .stdout(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut trees = |of: &str| {
+        let sql = format!("SELECT COUNT(*) > 0 AS n FROM fragtree_tree('{of}');");
+        writeln!(input, "{sql}").unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), "n");
+        lines.next().unwrap().unwrap()
+    };
+    assert_eq!((trees("t"), trees("two")), ("true".into(), "true".into()));
+    good(&tables.run(&["convert", &uri, "--to", "flat"]));
+    assert_eq!((trees("t"), trees("two")), ("false".into(), "true".into()));
+    drop(input);
+    assert!(child.wait().unwrap().success());
+
+    let wrong = tables.run(&["sql", "--refresh", "soon", "-c", "SELECT 1"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        stderr(&wrong).contains("always nor off"),
+        "{}",
+        stderr(&wrong)
+    );
+    let off = ["--refresh", "off", "-c", "EXPLAIN SELECT id FROM t"];
+    let text = good(&tables.sql(&off));
+    assert!(text.contains("version=3 (pinned)"), "{text}");
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod session;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::SchemaRef;
@@ -110,8 +111,22 @@ const FULL_LOOK: Duration = Duration::from_secs(60);
 /// A table at the latest version of its branch, whatever that is by now.
 ///
 /// Register it under a name in a session that [`Engine::register`] has taught; each query there sees
-/// the version that was the latest when it was planned. Elsewhere, ask for [`LiveTable::current`]
-/// once a query. Cheap to clone; clones, and the sessions they are registered in, share what is known.
+/// the version that was the latest when it was planned, and shows in its plan which that is. Elsewhere,
+/// ask for [`LiveTable::current`] once a query. Cheap to clone; clones, and the sessions they are
+/// registered in, share what is known.
+///
+/// # What follows and what does not
+///
+/// - A plan is of one version for as long as it is kept: a `DataFrame` that is collected twice, and a
+///   prepared statement that is executed twice, give the rows of the version they were planned at. Plan
+///   them again to see later ones.
+/// - A view is brought to the current versions of its tables at each query, with the columns that it
+///   was made with, found by name. When one of them is gone or has another type, a query of the view
+///   is an error; the view can still be described and dropped.
+/// - Two names of one table, a view beside its table, and the metadata functions of a table, are of
+///   one version in one query. Tables of other locations have versions of their own, and no order
+///   between their commits is promised.
+/// - What a pinned table and a planned query read can be cleaned up meanwhile. The error says so.
 ///
 /// [`Engine::register`]: crate::Engine::register
 #[derive(Debug, Clone)]
@@ -193,14 +208,16 @@ impl LiveTable {
 
     fn recent(&self, called: Instant) -> Option<SnapshotProvider> {
         let known = self.shared.known.lock();
-        let recent = known.looked?.checked_add(self.shared.age)? >= called;
+        // Of a version that was cleaned up there is a later one, whatever the time.
+        let gone = known.provider.snapshot().gone.load(Ordering::Relaxed);
+        let recent = !gone && known.looked?.checked_add(self.shared.age)? >= called;
         recent.then(|| known.provider.clone().following(self))
     }
 
     async fn look(&self, known: Known) -> Result<Known> {
         let began = Instant::now();
         let snapshot = known.provider.snapshot();
-        let full = began.duration_since(known.looked_fully) >= FULL_LOOK;
+        let full = began.saturating_duration_since(known.looked_fully) >= FULL_LOOK;
         if !full {
             let table = snapshot.table(self.shared.open.limits).await?;
             if table.is_latest(snapshot.location()).await? {
@@ -277,6 +294,9 @@ impl TableProvider for LiveTable {
 
 #[cfg(test)]
 mod tests {
+    use arrow::array::{Int64Array, RecordBatch};
+    use lance::dataset::{InsertBuilder, WriteMode, WriteParams};
+
     use super::*;
 
     #[test]
@@ -304,6 +324,55 @@ mod tests {
         ] {
             let error = text.parse::<Refresh>().expect_err(text).to_string();
             assert!(error.contains("always nor off"), "{error}");
+        }
+    }
+
+    /// The look that a table without a hint file cannot answer in short: version 1 is kept by a tag,
+    /// version 2 is cleaned up, version 3 is the latest.
+    #[tokio::test]
+    async fn a_full_look_finds_a_version_behind_a_gap() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("t.lance");
+        let uri = path.to_str().expect("UTF-8");
+        let append = || async {
+            let ids = Arc::new(Int64Array::from_iter_values(0..3)) as _;
+            let batch = RecordBatch::try_from_iter([("id", ids)]).expect("a batch");
+            let params = WriteParams {
+                mode: WriteMode::Append,
+                ..Default::default()
+            };
+            let written = InsertBuilder::new(uri).with_params(&params);
+            written.execute(vec![batch]).await.expect("written")
+        };
+        let first = append().await;
+        first.tags().create("keep", 1).await.expect("tagged");
+        let snapshot = Snapshot::open(uri, OpenOptions::default())
+            .await
+            .expect("opens");
+        append().await;
+        let last = append().await;
+        last.cleanup_old_versions(chrono::TimeDelta::zero(), Some(true), Some(false))
+            .await
+            .expect("cleaned up");
+        std::fs::remove_file(
+            path.join("_versions")
+                .join(crate::resolve::VERSION_HINT_FILE),
+        )
+        .expect("removed");
+        let now = Instant::now();
+        let Some(before) = now.checked_sub(FULL_LOOK) else {
+            return;
+        };
+        for (opened, version) in [(now, 1), (before, 3)] {
+            let live = LiveTable::try_new(
+                Arc::clone(&snapshot),
+                OpenOptions::default(),
+                SystemColumns::default(),
+                Duration::ZERO,
+                opened,
+            );
+            let current = live.expect("made").current().await.expect("looked up");
+            assert_eq!(current.snapshot().version(), version);
         }
     }
 }

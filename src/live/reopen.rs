@@ -1,12 +1,14 @@
 //! Opening while versions come and go.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use lance::session::Session;
 use lance_io::object_store::ObjectStoreParams;
 
-use super::check::same_manifest;
+use super::check::{Gone, same_manifest, says_missing};
 use crate::error::{Error, Result};
+use crate::manifest::{read_manifest, split_manifest};
 use crate::resolve::{Located, Table, VersionAt, VersionRef};
 use crate::snapshot::{OpenOptions, Snapshot};
 use crate::tree::object::Limits;
@@ -54,12 +56,17 @@ impl Snapshot {
                 Ok(snapshot) => return Ok(snapshot),
                 Err(error) => error,
             };
-            let Some(removed) = on_branch.removed(&location, &error.to_string()).await else {
+            let text = error.to_string();
+            let gone = match says_missing(&text) {
+                true => on_branch.gone(&location).await,
+                false => None,
+            };
+            let Some(gone) = gone else {
                 return Err(error);
             };
             attempts -= 1;
             if options.reference.at != VersionAt::Latest || attempts == 0 {
-                return Err(removed);
+                return Err(gone.into_error(&on_branch.uri, location.version, &text));
             }
             located = table.clone().locate(&options.reference).await?;
         }
@@ -84,8 +91,22 @@ impl Snapshot {
     /// What an error while reading this version comes from, when it comes from the version's having
     /// been removed; nothing in any other case. Asks the store only about errors of missing objects.
     pub(crate) async fn removed(&self, error: &str) -> Option<Error> {
+        if !says_missing(error) {
+            return None;
+        }
         let table = self.table(Limits::default()).await.ok()?;
-        table.removed(self.location(), error).await
+        let gone = table.gone(self.location()).await?;
+        if let Gone::Replaced(now) = &gone {
+            // A copy of the same file is the same version.
+            let file = read_manifest(&table.store, now, None, &table.limits).await;
+            let file = file.ok()?;
+            let now = split_manifest(&file.label, &file.message).ok()?;
+            if now.head == *self.head() {
+                return None;
+            }
+        }
+        self.gone.store(true, Ordering::Relaxed);
+        Some(gone.into_error(self.uri(), self.version(), error))
     }
 
     /// The error to report in the place of one that reading this version gave.

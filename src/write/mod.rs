@@ -5,12 +5,11 @@
 //!                                                                  │ difference
 //!  manifest ◄── root ◄── nodes ◄── leaves ◄── flush ◄── mutations ◄┘
 //!      └─► the table's own commit handler: the version, or a conflict that Lance resolves
-//!  records ─► leaves ─► nodes ─► root ─► manifest ─► commit handler
-//!             objects first, one after another         then the version, or a conflict
 //!
-//!  policy   the sizes that shape a tree          build    a whole tree from records
-//!  sink     where new objects go                 grow     a tree from a tree and changes
-//!  root     inline or an object                  publish  the manifest and the commit
+//!  table, rows, evolve, backfill, clone, create   what can be asked for
+//!  scope, view, diff, commit                      Lance's work, and what it changed
+//!  grow, build, root, policy, sink                the tree: from changes, from records, its sizes, its objects
+//!  publish, convert                               the manifest and the commit, from one layout to the other
 //! ```
 //!
 //! Objects are written before the manifest that names them; what a lost race leaves behind is for
@@ -24,7 +23,6 @@ mod convert;
 mod create;
 mod diff;
 mod evolve;
-#[allow(dead_code, reason = "the commit path that grows trees is not in yet")]
 mod grow;
 mod policy;
 mod publish;
