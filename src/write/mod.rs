@@ -11,6 +11,7 @@
 //! cleanup.
 
 mod build;
+pub mod cleanup;
 mod commit;
 mod convert;
 mod diff;
@@ -24,6 +25,7 @@ mod sink;
 mod table;
 mod view;
 
+pub use cleanup::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};
 pub use commit::CommitReport;
 pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use policy::TreePolicy;

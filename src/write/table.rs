@@ -13,6 +13,7 @@ use lance_select::RowAddrTreeMap;
 use lance_table::transaction::Transaction;
 use url::Url;
 
+use super::cleanup::after_commit;
 use super::commit::{CommitReport, TreeCommitHandler};
 use super::policy::TreePolicy;
 use super::view::ViewStores;
@@ -31,6 +32,9 @@ pub struct WriteOptions {
     pub retries: u32,
     /// How long it is tried. Default 30 s.
     pub retry_timeout: Duration,
+    /// Whether to pass over the cleanup that the table's config (`lance.auto_cleanup.*`) asks for
+    /// after commits. Default off.
+    pub skip_auto_cleanup: bool,
 }
 
 impl Default for WriteOptions {
@@ -39,6 +43,7 @@ impl Default for WriteOptions {
             policy: None,
             retries: 10,
             retry_timeout: Duration::from_secs(30),
+            skip_auto_cleanup: false,
         }
     }
 }
@@ -180,7 +185,13 @@ impl TreeTable {
             .await
             .map_err(|e| Error::lance(context(), e))?;
         match work(dataset).await {
-            Ok(done) => Ok((done, handler.report())),
+            Ok(done) => {
+                let commits = handler.take_settings();
+                if !self.write.skip_auto_cleanup && !commits.is_empty() {
+                    Box::pin(after_commit(self, commits)).await;
+                }
+                Ok((done, handler.report()))
+            }
             Err(error) => Err(handler
                 .take_failure()
                 .unwrap_or_else(|| lance_error(context(), error))),
