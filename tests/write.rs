@@ -2,6 +2,12 @@
 //! everything a reader can see.
 #![expect(clippy::panic, reason = "helpers of tests")]
 
+#[path = "common/probe.rs"]
+mod probe;
+
+#[path = "write/faults.rs"]
+mod faults;
+
 #[path = "write/twin.rs"]
 mod twin;
 
@@ -67,4 +73,67 @@ async fn random_sequences_are_the_same_on_both_twins() {
                 .await;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_tables_begin_as_trees() {
+    for stable in [false, true] {
+        let mut twin = Twin::create(stable).await;
+        twin.compare("created").await;
+        for change in [
+            Change::Append { rows: 30 },
+            Change::Delete("id % 3 = 0".into()),
+            Change::Compact,
+        ] {
+            twin.apply(&change).await;
+            twin.compare(&format!("created, {change:?}")).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clones_and_branches_go_their_own_way() {
+    for stable in [false, true] {
+        let mut twin = Twin::make(stable).await;
+        // No index: Lance's own clones look for a compacted one in the source.
+        for change in [
+            Change::Delete("id % 4 = 1".into()),
+            Change::Append { rows: 10 },
+        ] {
+            twin.apply(&change).await;
+        }
+        for mut copy in [
+            twin.shallow_clone().await,
+            twin.branch().await,
+            twin.deep_clone().await,
+        ] {
+            copy.compare("a copy").await;
+            for change in [
+                Change::Delete("id < 30".into()),
+                Change::Append { rows: 6 },
+                Change::Update("id % 6 = 0".into(), "g".into(), "g + 1".into()),
+                Change::Compact,
+                Change::AddNulls("n".into()),
+                Change::Delete("id > 100".into()),
+            ] {
+                copy.apply(&change).await;
+                copy.compare(&format!("a copy, {change:?}")).await;
+            }
+        }
+        twin.compare("the source of copies").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn optimizing_changes_nothing_but_the_tree() {
+    let mut twin = Twin::make(false).await;
+    let mut optimized = 0;
+    for round in 0..6 {
+        twin.apply(&Change::Append { rows: 9 }).await;
+        let some = format!("id % 11 = {round}");
+        twin.apply(&Change::Delete(some)).await;
+        optimized += u32::from(twin.optimize().await);
+        twin.compare("optimized").await;
+    }
+    assert!(optimized > 0, "never anything to gain");
 }

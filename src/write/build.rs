@@ -8,27 +8,20 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream::FuturesOrdered};
 use lance_table::format::pb;
 use prost::Message;
-use uuid::Uuid;
 
 pub(crate) use super::policy::TreePolicy;
 pub(crate) use super::sink::ObjectSink;
 
+use super::root::publish_root;
 use super::sink::ObjectKind;
 use crate::error::{Error, Result};
-use crate::tree::leaf_write::LeafBuilder;
+use crate::tree::leaf_write::{INITIAL_RATIO, LEAF_OVERHEAD, LeafBuilder};
 use crate::tree::node::{Child, Node, Root};
 use crate::tree::record::counts_of;
 use crate::tree::summary::{Counts, Tally};
 
 /// Leaves that are encoded and written at once.
 const LEAVES_IN_FLIGHT: usize = 4;
-
-/// Bytes of a leaf that do not depend on its records: schema, column metadata, footer.
-const LEAF_OVERHEAD: f64 = 4096.0;
-
-/// Stored bytes of records for each byte of their protobuf, before the first leaf has shown the
-/// table's own.
-const INITIAL_RATIO: f64 = 0.6;
 
 /// What a built tree consists of.
 #[derive(Debug, Clone, Default)]
@@ -88,7 +81,7 @@ impl TreeBuilder {
     }
 
     fn estimated_bytes(&self) -> f64 {
-        LEAF_OVERHEAD + self.leaf.proto_bytes() as f64 * self.ratio
+        LEAF_OVERHEAD as f64 + self.leaf.proto_bytes() as f64 * self.ratio
     }
 
     async fn close_leaf(&mut self) -> Result<()> {
@@ -133,7 +126,7 @@ impl TreeBuilder {
     async fn collect_leaf(&mut self) -> Result<()> {
         if let Some(written) = self.writing.next().await {
             let (child, proto) = written?;
-            let records = (child.object_size as f64 - LEAF_OVERHEAD).max(0.0);
+            let records = child.object_size.saturating_sub(LEAF_OVERHEAD) as f64;
             self.ratio = (records / proto.max(1) as f64).max(0.05);
             self.children.push(child);
         }
@@ -160,9 +153,16 @@ impl TreeBuilder {
             let children = level.len();
             if child_list_bytes(&level) <= self.policy.node_bytes || children < 4 {
                 let root = root_of(level);
-                let bytes = root.encode().encoded_len() as u64;
                 report.height = root.child_height().map_or(0, |h| h + 1);
-                let tree = publish_root(&self.sink, root, bytes, &self.policy, &mut report).await?;
+                let published = publish_root(&self.sink, &root, &self.policy).await?;
+                report.root_bytes = published.bytes;
+                report.root_inline = published.path.is_none();
+                report.paths.extend(published.path);
+                let tree = pb::FragmentTree {
+                    root: Some(published.root),
+                    mutations_since_root: Vec::new(),
+                    next_action_sequence: 1,
+                };
                 return Ok((tree, report));
             }
             level = write_level(&self.sink, level, &self.policy, &mut report).await?;
@@ -172,13 +172,7 @@ impl TreeBuilder {
 
 /// Bytes a child list takes in the node that holds it.
 pub(super) fn child_list_bytes(children: &[Child]) -> u64 {
-    children.iter().map(child_bytes).sum()
-}
-
-/// Bytes a child takes in the node that holds it.
-pub(super) fn child_bytes(child: &Child) -> u64 {
-    let message = child.encode().encoded_len() as u64;
-    message + 1 + u64::from(message.checked_ilog2().unwrap_or(0) / 7 + 1)
+    children.iter().map(Child::stored_bytes).sum()
 }
 
 fn root_of(children: Vec<Child>) -> Root {
@@ -189,37 +183,6 @@ fn root_of(children: Vec<Child>) -> Root {
         },
         next_sequence: 1,
     }
-}
-
-async fn publish_root(
-    sink: &ObjectSink,
-    root: Root,
-    bytes: u64,
-    policy: &TreePolicy,
-    report: &mut BuildReport,
-) -> Result<pb::FragmentTree> {
-    report.root_bytes = bytes;
-    report.root_inline = bytes <= policy.inline_root_bytes;
-    let message = root.encode();
-    let root = if report.root_inline {
-        pb::fragment_tree::Root::InlineRoot(message)
-    } else {
-        let path = sink
-            .put(ObjectKind::Root, message.encode_to_vec().into())
-            .await?;
-        let uuid = path
-            .strip_prefix("_bt/root/")
-            .and_then(|p| p.strip_suffix(".root"))
-            .and_then(|u| Uuid::parse_str(u).ok())
-            .ok_or_else(|| Error::internal(format!("{path} names no root")))?;
-        report.paths.push(path);
-        pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec())
-    };
-    Ok(pb::FragmentTree {
-        root: Some(root),
-        mutations_since_root: Vec::new(),
-        next_action_sequence: 1,
-    })
 }
 
 /// Groups children into nodes of about the target size, each with at least two.

@@ -35,7 +35,7 @@ use roaring::RoaringBitmap;
 
 use super::build::TreeBuilder;
 use super::diff::{changes, check_storable};
-use super::grow::grow;
+use super::grow::{grow, optimize};
 use super::policy::TreePolicy;
 use super::publish::publish_bytes;
 use super::sink::ObjectSink;
@@ -86,6 +86,10 @@ pub(crate) struct TreeCommitHandler {
     inner: Arc<dyn CommitHandler>,
     views: Arc<Views>,
     policy: Option<TreePolicy>,
+    /// The handler of another table that the write may make.
+    target: Option<Arc<dyn CommitHandler>>,
+    /// Reorganize the tree instead of changing it.
+    optimize: bool,
     base: Path,
     sink: ObjectSink,
     store: Arc<ObjectStore>,
@@ -110,6 +114,8 @@ impl TreeCommitHandler {
         snapshot: &Snapshot,
         views: Arc<Views>,
         policy: Option<TreePolicy>,
+        target: Option<Arc<dyn CommitHandler>>,
+        optimize: bool,
     ) -> Result<Self> {
         let store = snapshot
             .shell()
@@ -121,6 +127,8 @@ impl TreeCommitHandler {
             inner: Arc::clone(snapshot.handler()),
             views,
             policy,
+            target,
+            optimize,
             sink: ObjectSink::new(Arc::clone(&store), base.clone(), false),
             base,
             store,
@@ -191,10 +199,18 @@ impl TreeCommitHandler {
             pb::transaction::Operation::Overwrite(_) => 0,
             pb::transaction::Operation::Restore(_) => growth.flags,
             _ => head.reader_feature_flags,
-        } & FRAGMENT_FLAGS;
-        set_flags(manifest, flags, growth.has_deletions);
+        };
         manifest.max_fragment_id = growth.max_fragment_id;
-        let file = write_file(manifest, indices, writer, transaction, growth.tree).await?;
+        let file = finish_manifest(
+            manifest,
+            indices,
+            writer,
+            transaction,
+            growth.tree,
+            flags,
+            growth.has_deletions,
+        )
+        .await?;
         let (settings, config) = std::mem::take(&mut manifest.config)
             .into_iter()
             .partition(|(key, _)| key.starts_with(AUTO_CLEANUP));
@@ -274,16 +290,22 @@ impl TreeCommitHandler {
                     .await
             }
             _ => {
-                let changes = changes(&base.records, &manifest.fragments)?;
-                let growth = grow(
-                    tree,
-                    changes,
-                    max_fragment_id,
-                    &self.sink,
-                    &policy,
-                    &self.stats,
-                )
-                .await?;
+                let growth = if self.optimize {
+                    optimize(tree, &self.sink, &policy, &self.stats)
+                        .await?
+                        .ok_or_else(|| Error::internal("an optimization with nothing to gain"))?
+                } else {
+                    let changes = changes(&base.records, &manifest.fragments)?;
+                    grow(
+                        tree,
+                        changes,
+                        max_fragment_id,
+                        &self.sink,
+                        &policy,
+                        &self.stats,
+                    )
+                    .await?
+                };
                 let report = &growth.report;
                 Ok(NewTree {
                     has_deletions: report.counts.total_rows != report.counts.visible_rows,
@@ -365,6 +387,57 @@ impl TreeCommitHandler {
         }
     }
 
+    fn target_at(&self, base_path: &Path) -> Option<&Arc<dyn CommitHandler>> {
+        self.target.as_ref().filter(|_| *base_path != self.base)
+    }
+
+    /// Publishes the first version of another table, whose files are all its own.
+    #[expect(clippy::too_many_arguments, reason = "those of a commit")]
+    async fn commit_to_target(
+        &self,
+        manifest: &mut Manifest,
+        indices: Option<Vec<IndexMetadata>>,
+        base_path: &Path,
+        store: &ObjectStore,
+        writer: ManifestWriter,
+        naming_scheme: ManifestNamingScheme,
+        transaction: Option<Transaction>,
+    ) -> std::result::Result<ManifestLocation, CommitError> {
+        let Some(target) = self.target_at(base_path) else {
+            return Err(self.failed(Error::invalid(format!(
+                "a write to {} tried to commit to {base_path}",
+                self.base
+            ))));
+        };
+        let built = async {
+            let policy = match self.policy {
+                Some(policy) => policy,
+                None => TreePolicy::from_config(&manifest.config)?,
+            };
+            let sink = ObjectSink::new(Arc::new(store.clone()), base_path.clone(), false);
+            let mut builder = TreeBuilder::new(sink, policy);
+            for fragment in manifest.fragments.iter() {
+                let record = pb::DataFragment::from(fragment);
+                check_storable(&record)?;
+                builder.push(&record).await?;
+            }
+            let (tree, report) = builder.finish().await?;
+            let has_deletions = report.counts.total_rows != report.counts.visible_rows;
+            finish_manifest(
+                manifest,
+                indices,
+                writer,
+                transaction,
+                tree,
+                0,
+                has_deletions,
+            )
+            .await
+        };
+        let file = built.await.map_err(|e| self.failed(e))?;
+        publish_bytes(target, store, base_path, naming_scheme, manifest, file).await
+    }
+
     /// Remembers an error of ours, which Lance passes on without its kind.
     fn failed(&self, error: Error) -> CommitError {
         let passed_on = lance::Error::external(Box::new(error.clone()));
@@ -424,14 +497,25 @@ fn set_flags(manifest: &mut Manifest, carried: u64, has_deletions: bool) {
     }
 }
 
-/// The file of the new version: as Lance writes it, with the tree in place of the fragments.
-async fn write_file(
+/// Now, as a manifest's timestamp.
+pub(crate) fn now_nanos() -> Result<u128> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map(|n| n.as_nanos())
+        .map_err(|_| Error::invalid("the clock is before 1970"))
+}
+
+/// The file of a new version: as Lance writes it, with the tree in place of the fragments. `flags` are
+/// those of the version it comes from, of which it keeps what fragments outside the view may have.
+pub(crate) async fn finish_manifest(
     manifest: &mut Manifest,
     indices: Option<Vec<IndexMetadata>>,
     writer: ManifestWriter,
     transaction: Option<Transaction>,
     tree: pb::FragmentTree,
+    flags: u64,
+    has_deletions: bool,
 ) -> Result<Bytes> {
+    set_flags(manifest, flags & FRAGMENT_FLAGS, has_deletions);
     let context = |e| Error::lance("cannot write the manifest", e);
     let memory = ObjectStore::memory();
     let path = Path::from("manifest");
@@ -523,6 +607,11 @@ impl CommitHandler for TreeCommitHandler {
         base_path: &Path,
         object_store: &ObjectStore,
     ) -> lance::Result<ManifestLocation> {
+        if let Some(target) = self.target_at(base_path) {
+            return target
+                .resolve_latest_location(base_path, object_store)
+                .await;
+        }
         let latest = self
             .inner
             .resolve_latest_location(base_path, object_store)
@@ -536,6 +625,11 @@ impl CommitHandler for TreeCommitHandler {
         version: u64,
         object_store: &dyn object_store::ObjectStore,
     ) -> lance::Result<ManifestLocation> {
+        if let Some(target) = self.target_at(base_path) {
+            return target
+                .resolve_version_location(base_path, version, object_store)
+                .await;
+        }
         let (first, location) = self.views.first().await.map_err(external)?;
         if first.snapshot.version() == version {
             return Ok(location);
@@ -596,16 +690,23 @@ impl CommitHandler for TreeCommitHandler {
         manifest: &mut Manifest,
         indices: Option<Vec<IndexMetadata>>,
         base_path: &Path,
-        _object_store: &ObjectStore,
+        object_store: &ObjectStore,
         manifest_writer: ManifestWriter,
         naming_scheme: ManifestNamingScheme,
         transaction: Option<Transaction>,
     ) -> std::result::Result<ManifestLocation, CommitError> {
         if *base_path != self.base {
-            return Err(self.failed(Error::invalid(format!(
-                "a write to {} tried to commit to {base_path}",
-                self.base
-            ))));
+            return self
+                .commit_to_target(
+                    manifest,
+                    indices,
+                    base_path,
+                    object_store,
+                    manifest_writer,
+                    naming_scheme,
+                    transaction,
+                )
+                .await;
         }
         let new_ids: Vec<u64> = manifest.fragments.iter().map(|f| f.id).collect();
         let file = self

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lance::Dataset;
 use lance::dataset::optimize::{CompactionMetrics, CompactionOptions, compact_files};
-use lance::dataset::{ColumnAlteration, CommitBuilder, NewColumnTransform};
+use lance::dataset::{ColumnAlteration, NewColumnTransform};
 use lance::index::DatasetIndexExt;
 use lance_index::optimize::OptimizeOptions;
 use lance_index::{IndexParams, IndexType};
@@ -35,7 +35,7 @@ impl TreeTable {
             NewColumnTransform::AllNulls(_) => FragmentRanges::empty(),
             _ => FragmentRanges::all(),
         };
-        let work = async move |mut dataset: Dataset| {
+        let work = move |mut dataset: Dataset| async move {
             dataset.add_columns(columns, read_columns, batch_size).await
         };
         let ((), report) = self.with_dataset(scope, work).await?;
@@ -47,7 +47,7 @@ impl TreeTable {
     /// # Errors
     /// Lance's, for columns that are not there.
     pub async fn drop_columns(&self, columns: &[&str]) -> Result<CommitReport> {
-        self.retrying(async || {
+        self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let left = snapshot
                 .shell()
@@ -60,7 +60,8 @@ impl TreeTable {
                     scope::of_records(&snapshot, |record| loses_something(record, &left)).await?
                 }
             };
-            let work = async |mut dataset: Dataset| dataset.drop_columns(columns).await;
+            let work =
+                move |mut dataset: Dataset| async move { dataset.drop_columns(columns).await };
             let ((), report) = self.on(&snapshot, scope, work).await?;
             Ok(report)
         })
@@ -81,7 +82,8 @@ impl TreeTable {
         } else {
             FragmentRanges::empty()
         };
-        let work = async |mut dataset: Dataset| dataset.alter_columns(alterations).await;
+        let work =
+            move |mut dataset: Dataset| async move { dataset.alter_columns(alterations).await };
         let ((), report) = self.with_dataset(scope, work).await?;
         Ok(report)
     }
@@ -104,11 +106,9 @@ impl TreeTable {
         let operation = Operation::DataReplacement { replacements };
         let scope = scope::of_operation(&operation)?;
         let transaction = Transaction::new(snapshot.version(), operation, None);
-        let work = async move |dataset: Dataset| {
-            CommitBuilder::new(Arc::new(dataset))
-                .execute(transaction)
-                .await
-                .map(|_| ())
+        let work = move |dataset: Dataset| async move {
+            let committer = self.committer(Arc::new(dataset));
+            committer.execute(transaction).await.map(|_| ())
         };
         let ((), report) = self.on(&snapshot, scope, work).await?;
         Ok(report)
@@ -124,8 +124,9 @@ impl TreeTable {
         range: FragmentRanges,
         options: CompactionOptions,
     ) -> Result<(CompactionMetrics, CommitReport)> {
-        let work =
-            async move |mut dataset: Dataset| compact_files(&mut dataset, options, None).await;
+        let work = move |mut dataset: Dataset| async move {
+            compact_files(&mut dataset, options, None).await
+        };
         self.with_dataset(range, work).await
     }
 
@@ -141,7 +142,7 @@ impl TreeTable {
         params: &dyn IndexParams,
         replace: bool,
     ) -> Result<CommitReport> {
-        let work = async |mut dataset: Dataset| {
+        let work = move |mut dataset: Dataset| async move {
             dataset
                 .create_index(columns, index_type, name, params, replace)
                 .await
@@ -156,7 +157,7 @@ impl TreeTable {
     /// # Errors
     /// Lance's, for one that is not there.
     pub async fn drop_index(&self, name: &str) -> Result<CommitReport> {
-        let work = async |mut dataset: Dataset| dataset.drop_index(name).await;
+        let work = move |mut dataset: Dataset| async move { dataset.drop_index(name).await };
         let ((), report) = self.with_dataset(FragmentRanges::empty(), work).await?;
         Ok(report)
     }
@@ -166,7 +167,8 @@ impl TreeTable {
     /// # Errors
     /// Lance's.
     pub async fn optimize_indices(&self, options: &OptimizeOptions) -> Result<CommitReport> {
-        let work = async |mut dataset: Dataset| dataset.optimize_indices(options).await;
+        let work =
+            move |mut dataset: Dataset| async move { dataset.optimize_indices(options).await };
         let ((), report) = self.with_dataset(FragmentRanges::all(), work).await?;
         Ok(report)
     }
@@ -176,7 +178,7 @@ impl TreeTable {
     /// # Errors
     /// [`Error::InvalidInput`] for sizes of the tree that make no sense; Lance's.
     pub async fn update_config(&self, values: &[(&str, Option<&str>)]) -> Result<CommitReport> {
-        self.retrying(async || {
+        self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let mut config: HashMap<String, String> = snapshot.head().config.clone();
             for (key, value) in values {
@@ -186,7 +188,7 @@ impl TreeTable {
                 };
             }
             super::policy::TreePolicy::from_config(&config)?;
-            let work = async |mut dataset: Dataset| {
+            let work = move |mut dataset: Dataset| async move {
                 dataset
                     .update_config(values.iter().copied())
                     .await
@@ -206,7 +208,7 @@ impl TreeTable {
         &self,
         values: &[(&str, Option<&str>)],
     ) -> Result<CommitReport> {
-        let work = async |mut dataset: Dataset| {
+        let work = move |mut dataset: Dataset| async move {
             dataset
                 .update_schema_metadata(values.iter().copied())
                 .await
@@ -221,7 +223,7 @@ impl TreeTable {
     /// # Errors
     /// [`Error::NotFound`] for a version that is not there.
     pub async fn restore(&self, version: u64) -> Result<CommitReport> {
-        let work = async |dataset: Dataset| {
+        let work = move |dataset: Dataset| async move {
             let mut old = dataset.checkout_version(version).await?;
             old.restore().await
         };
@@ -234,9 +236,9 @@ impl TreeTable {
     /// # Errors
     /// Lance's, for a name that is taken or a version that is not there.
     pub async fn create_tag(&self, tag: &str, version: u64) -> Result<()> {
-        let work = async |dataset: Dataset| dataset.tags().create(tag, version).await;
-        self.with_dataset(FragmentRanges::empty(), work).await?;
-        Ok(())
+        let snapshot = self.latest().await?;
+        let created = snapshot.shell().tags().create(tag, version).await;
+        created.map_err(|e| Error::lance(format!("cannot create tag {tag:?}"), e))
     }
 
     /// Lets a tag name another version.
@@ -244,9 +246,19 @@ impl TreeTable {
     /// # Errors
     /// Lance's, for a tag or version that is not there.
     pub async fn update_tag(&self, tag: &str, version: u64) -> Result<()> {
-        let work = async |dataset: Dataset| dataset.tags().update(tag, version).await;
-        self.with_dataset(FragmentRanges::empty(), work).await?;
-        Ok(())
+        let snapshot = self.latest().await?;
+        let updated = snapshot.shell().tags().update(tag, version).await;
+        updated.map_err(|e| Error::lance(format!("cannot move tag {tag:?}"), e))
+    }
+
+    /// Deletes a tag. The version it named stays until it is cleaned up.
+    ///
+    /// # Errors
+    /// Lance's, for a tag that is not there.
+    pub async fn delete_tag(&self, tag: &str) -> Result<()> {
+        let snapshot = self.latest().await?;
+        let deleted = snapshot.shell().tags().delete(tag).await;
+        deleted.map_err(|e| Error::lance(format!("cannot delete tag {tag:?}"), e))
     }
 }
 

@@ -12,13 +12,16 @@
 
 mod build;
 pub mod cleanup;
+mod clone;
 mod commit;
 mod convert;
+mod create;
 mod diff;
 mod evolve;
 mod grow;
 mod policy;
 mod publish;
+mod root;
 mod rows;
 mod scope;
 mod sink;
@@ -28,5 +31,6 @@ mod view;
 pub use cleanup::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};
 pub use commit::CommitReport;
 pub use convert::{ConvertOptions, ConvertReport, convert};
+pub use create::CreateOptions;
 pub use policy::TreePolicy;
 pub use table::{RowsReport, TreeTable, WriteOptions};

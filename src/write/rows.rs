@@ -14,7 +14,7 @@ use datafusion::logical_expr::{Expr, col, lit};
 use datafusion::prelude::DataFrame;
 use futures::{StreamExt, TryStreamExt, stream};
 use lance::Dataset;
-use lance::dataset::{CommitBuilder, MergeInsertBuilder, UpdateBuilder};
+use lance::dataset::{MergeInsertBuilder, UpdateBuilder};
 use lance_select::RowAddrTreeMap;
 use lance_table::transaction::{Operation, Transaction};
 use roaring::{RoaringBitmap, RoaringTreemap};
@@ -44,7 +44,7 @@ impl TreeTable {
     /// [`Error::DataFusion`] for an expression that cannot be evaluated; [`Error::Conflict`] when
     /// others changed the same rows each time it was tried.
     pub async fn delete(&self, predicate: &str) -> Result<RowsReport> {
-        self.retrying(async || {
+        self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let filter = parse(&snapshot, predicate)?;
             self.delete_on(&snapshot, &[filter], predicate).await
@@ -58,9 +58,10 @@ impl TreeTable {
     /// Those of [`Self::delete`].
     pub async fn delete_where(&self, filters: &[Expr]) -> Result<RowsReport> {
         let shown = conjunction(filters.iter().cloned()).map_or("true".into(), |f| f.to_string());
-        self.retrying(async || {
+        let shown = shown.as_str();
+        self.retrying(|| async move {
             let snapshot = self.latest().await?;
-            self.delete_on(&snapshot, filters, &shown).await
+            self.delete_on(&snapshot, filters, shown).await
         })
         .await
     }
@@ -88,7 +89,7 @@ impl TreeTable {
             Selection::All => fragment_ids(snapshot).await?,
             Selection::Rows(_) => Vec::new(),
         };
-        let work = async move |dataset: Dataset| {
+        let work = move |dataset: Dataset| async move {
             let dataset = Arc::new(dataset);
             let (updated_fragments, deleted_fragment_ids, affected, rows) = match selection {
                 Selection::All => {
@@ -109,7 +110,7 @@ impl TreeTable {
                 deleted_fragment_ids,
                 predicate,
             };
-            let mut builder = CommitBuilder::new(Arc::clone(&dataset));
+            let mut builder = self.committer(Arc::clone(&dataset));
             if let Some(affected) = affected {
                 builder = builder.with_affected_rows(affected);
             }
@@ -132,7 +133,7 @@ impl TreeTable {
         predicate: Option<&str>,
         assignments: &[(&str, &str)],
     ) -> Result<RowsReport> {
-        self.retrying(async || {
+        self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let filters = predicate.map(|p| parse(&snapshot, p)).transpose()?;
             self.update_on(&snapshot, filters.as_slice(), assignments)
@@ -150,7 +151,7 @@ impl TreeTable {
         filters: &[Expr],
         assignments: &[(&str, &str)],
     ) -> Result<RowsReport> {
-        self.retrying(async || {
+        self.retrying(|| async move {
             let snapshot = self.latest().await?;
             self.update_on(&snapshot, filters, assignments).await
         })
@@ -169,7 +170,7 @@ impl TreeTable {
             Selection::All => conjunction(filters.iter().cloned()),
             Selection::Rows(rows) => Some(condition(filters, rows)),
         };
-        let work = async move |dataset: Dataset| {
+        let work = move |dataset: Dataset| async move {
             let mut builder = UpdateBuilder::new(Arc::new(dataset)).conflict_retries(0);
             if let Some(condition) = condition {
                 builder = builder.update_where_expr(condition)?;
@@ -194,11 +195,11 @@ impl TreeTable {
     pub async fn merge_insert(
         &self,
         on: &[&str],
-        configure: impl FnOnce(&mut MergeInsertBuilder),
+        configure: impl FnOnce(&mut MergeInsertBuilder) + Send,
         source: SendableRecordBatchStream,
     ) -> Result<RowsReport> {
         let on: Vec<String> = on.iter().map(|c| (*c).to_string()).collect();
-        let work = async move |dataset: Dataset| {
+        let work = move |dataset: Dataset| async move {
             let mut builder = MergeInsertBuilder::try_new(Arc::new(dataset), on)?;
             builder.conflict_retries(0);
             configure(&mut builder);

@@ -87,6 +87,11 @@ impl ObjectSink {
         }
     }
 
+    /// Whether nothing is really written.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.dry_run
+    }
+
     /// Writes an object, unless this sink wrote the same before. Returns its path relative to the
     /// dataset. Whoever asks while another writes the same object waits for that one.
     ///

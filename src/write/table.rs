@@ -10,27 +10,34 @@ use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode, WriteParams};
 use lance::session::Session;
 use lance_io::object_store::{ChainedWrappingObjectStore, ObjectStoreParams, WrappingObjectStore};
 use lance_select::RowAddrTreeMap;
-use lance_table::transaction::Transaction;
+use lance_table::io::commit::CommitHandler;
+use lance_table::transaction::{Operation, Transaction};
 use url::Url;
 
 use super::cleanup::after_commit;
 use super::commit::{CommitReport, TreeCommitHandler};
+use super::grow::optimize;
 use super::policy::TreePolicy;
+use super::sink::ObjectSink;
 use super::view::ViewStores;
 use crate::error::{Error, Result};
 use crate::manifest::check_writable;
 use crate::ranges::FragmentRanges;
 use crate::resolve::{VersionAt, VersionRef};
-use crate::snapshot::{Layout, OpenOptions, Snapshot};
+use crate::snapshot::{Catalog, Layout, OpenOptions, Snapshot};
+use crate::tree::object::ReadStats;
 
 /// How writes behave.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteOptions {
     /// Sizes of the tree. Default: those in the table's config, and where it has none the defaults.
     pub policy: Option<TreePolicy>,
+    /// How often a commit is tried again that lost the next version to a compatible change: it is
+    /// rebased and nothing is read or written anew but metadata. Default 100.
+    pub commit_retries: u32,
     /// How often a change that lost to an incompatible one is done over, from reading on. Default 10.
     pub retries: u32,
-    /// How long it is tried. Default 30 s.
+    /// How long either is tried. Default 60 s.
     pub retry_timeout: Duration,
     /// Whether to pass over the cleanup that the table's config (`lance.auto_cleanup.*`) asks for
     /// after commits. Default off.
@@ -41,8 +48,9 @@ impl Default for WriteOptions {
     fn default() -> Self {
         Self {
             policy: None,
+            commit_retries: 100,
             retries: 10,
-            retry_timeout: Duration::from_secs(30),
+            retry_timeout: Duration::from_secs(60),
             skip_auto_cleanup: false,
         }
     }
@@ -144,26 +152,106 @@ impl TreeTable {
     /// # Errors
     /// Lance's for the work and its conflicts; [`Error::Unsupported`] for writer features the linked
     /// Lance does not know.
-    pub async fn with_dataset<T>(
+    pub async fn with_dataset<T, F>(
         &self,
         scope: FragmentRanges,
-        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
-    ) -> Result<(T, CommitReport)> {
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
         let snapshot = self.latest().await?;
         self.on(&snapshot, scope, work).await
     }
 
     /// [`Self::with_dataset`] on a version at hand, the latest when it was opened.
-    pub(crate) async fn on<T>(
+    pub(crate) async fn on<T, F>(
         &self,
         snapshot: &Arc<Snapshot>,
         scope: FragmentRanges,
-        work: impl AsyncFnOnce(Dataset) -> lance::Result<T>,
-    ) -> Result<(T, CommitReport)> {
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
+        self.run(snapshot, scope, None, false, work).await
+    }
+
+    /// [`Self::on`] for work that makes another table through `target`.
+    pub(crate) async fn on_target<T, F>(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        scope: FragmentRanges,
+        target: Option<Arc<dyn CommitHandler>>,
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
+        self.run(snapshot, scope, target, false, work).await
+    }
+
+    /// Reorganizes the tree: drains buffers, merges small objects, splits large ones. Fragments stay as
+    /// they are. Safe beside writers and readers; nothing when there is nothing to gain.
+    ///
+    /// # Errors
+    /// Those of [`Self::with_dataset`]; [`Error::InvalidInput`] for a flat table.
+    pub async fn optimize_tree(&self) -> Result<Option<CommitReport>> {
+        let snapshot = self.latest().await?;
+        let Catalog::Tree(tree) = &snapshot.catalog else {
+            return Err(Error::invalid(format!(
+                "{} is flat and has no tree to optimize: convert it first",
+                self.uri
+            )));
+        };
+        let policy = match self.write.policy {
+            Some(policy) => policy,
+            None => TreePolicy::from_config(&snapshot.head().config)?,
+        };
+        let base = snapshot.shell().branch_location().path;
+        let store = snapshot
+            .shell()
+            .object_store(None)
+            .await
+            .map_err(|e| Error::lance("cannot open the table's object store", e))?;
+        let dry = ObjectSink::new(store, base, true);
+        let stats = ReadStats::default();
+        if optimize(tree, &dry, &policy, &stats).await?.is_none() {
+            return Ok(None);
+        }
+        // A change of nothing: other writers rebase over it without a conflict.
+        let operation = Operation::UpdateConfig {
+            config_updates: None,
+            table_metadata_updates: None,
+            schema_metadata_updates: None,
+            field_metadata_updates: Default::default(),
+        };
+        let transaction = Transaction::new(snapshot.version(), operation, None);
+        let work = move |dataset: Dataset| async move {
+            let committer = self.committer(Arc::new(dataset));
+            committer.execute(transaction).await.map(|_| ())
+        };
+        let ((), report) = self
+            .run(&snapshot, FragmentRanges::empty(), None, true, work)
+            .await?;
+        Ok(Some(report))
+    }
+
+    async fn run<T, F>(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        scope: FragmentRanges,
+        target: Option<Arc<dyn CommitHandler>>,
+        optimize: bool,
+        work: impl FnOnce(Dataset) -> F + Send,
+    ) -> Result<(T, CommitReport)>
+    where
+        F: Future<Output = lance::Result<T>> + Send,
+    {
         check_writable(snapshot.location().path.as_ref(), snapshot.head())?;
         let context = || format!("cannot write to {}", self.uri);
         if snapshot.layout() == Layout::Flat {
-            let dataset = self.flat_dataset(snapshot).await?;
+            let dataset = self.flat_version(snapshot).await?;
             let done = work(dataset).await.map_err(|e| lance_error(context(), e))?;
             return Ok((done, CommitReport::default()));
         }
@@ -171,8 +259,14 @@ impl TreeTable {
             .stores
             .begin(Arc::clone(snapshot), scope, self.options.clone())
             .await?;
-        let handler =
-            TreeCommitHandler::new(snapshot, Arc::clone(&views), self.write.policy).await?;
+        let handler = TreeCommitHandler::new(
+            snapshot,
+            Arc::clone(&views),
+            self.write.policy,
+            target,
+            optimize,
+        )
+        .await?;
         let handler = Arc::new(handler);
         let (view, _) = views.first().await?;
         let dataset = DatasetBuilder::from_uri(view_uri(&self.uri)?)
@@ -198,7 +292,8 @@ impl TreeTable {
         }
     }
 
-    async fn flat_dataset(&self, snapshot: &Snapshot) -> Result<Dataset> {
+    /// A whole Lance dataset of a flat version.
+    pub(crate) async fn flat_version(&self, snapshot: &Snapshot) -> Result<Dataset> {
         DatasetBuilder::from_uri(&self.uri)
             .with_store_params(self.options.store_params())
             .with_session(self.write_session())
@@ -229,10 +324,10 @@ impl TreeTable {
 
     /// Runs `attempt` until it neither loses a conflict that doing it over can solve nor runs out of
     /// tries.
-    pub(crate) async fn retrying<T>(
-        &self,
-        mut attempt: impl AsyncFnMut() -> Result<T>,
-    ) -> Result<T> {
+    pub(crate) async fn retrying<T, F>(&self, mut attempt: impl FnMut() -> F + Send) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
         let start = Instant::now();
         let mut tries = 0u32;
         loop {
@@ -282,19 +377,30 @@ impl TreeTable {
         rows: SendableRecordBatchStream,
         mode: WriteMode,
     ) -> Result<CommitReport> {
-        let write = async move |dataset: Dataset| {
+        let write = move |dataset: Dataset| async move {
             let params = WriteParams {
                 mode,
                 ..Default::default()
             };
-            let done = InsertBuilder::new(Arc::new(dataset))
+            let dataset = Arc::new(dataset);
+            let transaction = InsertBuilder::new(Arc::clone(&dataset))
                 .with_params(&params)
-                .execute_stream(rows)
+                .execute_uncommitted_stream(rows)
                 .await?;
-            Ok(done)
+            self.committer(dataset)
+                .execute(transaction)
+                .await
+                .map(|_| ())
         };
-        let (_, report) = self.with_dataset(FragmentRanges::empty(), write).await?;
+        let ((), report) = self.with_dataset(FragmentRanges::empty(), write).await?;
         Ok(report)
+    }
+
+    /// Lance's commit to `dataset`, as patient as the options say.
+    pub(crate) fn committer(&self, dataset: Arc<Dataset>) -> CommitBuilder<'static> {
+        CommitBuilder::new(dataset)
+            .with_max_retries(self.write.commit_retries)
+            .with_retry_timeout(self.write.retry_timeout)
     }
 
     /// Commits a transaction made elsewhere, as distributed writers do. `affected_rows` are the
@@ -318,8 +424,8 @@ impl TreeTable {
                 let reference = VersionRef::version(transaction.read_version);
                 Snapshot::open(&self.uri, self.options.clone().with_reference(reference)).await?
             };
-        let commit = async move |dataset: Dataset| {
-            let mut builder = CommitBuilder::new(Arc::new(dataset));
+        let commit = move |dataset: Dataset| async move {
+            let mut builder = self.committer(Arc::new(dataset));
             if let Some(rows) = affected_rows {
                 builder = builder.with_affected_rows(rows);
             }
@@ -357,7 +463,7 @@ fn lance_error(context: String, error: lance::Error) -> Error {
         | lance::Error::CommitConflict { .. }
         | lance::Error::IncompatibleTransaction { .. }
         | lance::Error::TooMuchWriteContention { .. } => Error::Conflict {
-            retryable: matches!(error, lance::Error::RetryableCommitConflict { .. }),
+            retryable: !matches!(error, lance::Error::IncompatibleTransaction { .. }),
             message: format!("{context}: {error}"),
         },
         lance::Error::External { source } => match source.downcast::<Error>() {

@@ -81,34 +81,44 @@ impl View {
 impl View {
     /// The indexes of the version, from what opening it read.
     pub(crate) fn indices(&self) -> Result<Vec<IndexMetadata>> {
-        let Some(at) = self.snapshot.head().index_section else {
-            return Ok(Vec::new());
-        };
-        let label = self.snapshot.location().path.as_ref();
-        let broken = |found: String| {
-            Error::corrupt(
-                label,
-                "index_section",
-                "an index section in the file",
-                found,
-            )
-        };
-        let start = usize::try_from(at).map_err(|_| broken(at.to_string()))?;
-        let length = self
-            .file
-            .get(start..)
-            .and_then(|rest| rest.first_chunk::<4>())
-            .map(|b| u32::from_le_bytes(*b) as usize)
-            .ok_or_else(|| broken(at.to_string()))?;
-        let section = start
-            .checked_add(4)
-            .and_then(|from| self.file.get(from..from.checked_add(length)?))
-            .ok_or_else(|| broken(format!("{length} bytes at {at}")))?;
-        let section = pb::IndexSection::decode(section).map_err(|e| broken(e.to_string()))?;
-        let lance = |e| Error::lance(format!("cannot read the indexes of {label}"), e);
-        let indices = section.indices.into_iter().map(IndexMetadata::try_from);
-        indices.collect::<lance::Result<_>>().map_err(lance)
+        read_indices(&self.snapshot, &self.file)
     }
+}
+
+/// The indexes of a version.
+pub(crate) async fn indices_of(snapshot: &Snapshot) -> Result<Vec<IndexMetadata>> {
+    read_indices(snapshot, &snapshot.sections().await?)
+}
+
+/// Decodes the index section, which lies in front of the message.
+fn read_indices(snapshot: &Snapshot, file: &[u8]) -> Result<Vec<IndexMetadata>> {
+    let Some(at) = snapshot.head().index_section else {
+        return Ok(Vec::new());
+    };
+    let label = snapshot.location().path.as_ref();
+    let broken = |found: String| {
+        Error::corrupt(
+            label,
+            "index_section",
+            "an index section in the file",
+            found,
+        )
+    };
+    let start = usize::try_from(at).map_err(|_| broken(at.to_string()))?;
+    let length = file
+        .get(start..)
+        .and_then(|rest| rest.first_chunk::<4>())
+        .map(|b| u32::from_le_bytes(*b) as usize)
+        .ok_or_else(|| broken(at.to_string()))?;
+    let section = start
+        .checked_add(4)
+        .and_then(|from| file.get(from..from.checked_add(length)?))
+        .ok_or_else(|| broken(format!("{length} bytes at {at}")))?;
+    let section = pb::IndexSection::decode(section).map_err(|e| broken(e.to_string()))?;
+    let indices = section.indices.into_iter().map(IndexMetadata::try_from);
+    indices
+        .collect::<lance::Result<_>>()
+        .map_err(|e| Error::lance(format!("cannot read the indexes of {label}"), e))
 }
 
 /// The views of one write: every version it meets, through one scope.

@@ -154,8 +154,10 @@ impl ObjectStore for Probed {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.probe.before("put", location).await;
-        self.inner.put_multipart_opts(location, options).await
+        match self.probe.before("put", location).await {
+            Act::Pass => self.inner.put_multipart_opts(location, options).await,
+            Act::Busy | Act::DoneButFailed => Err(busy()),
+        }
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {

@@ -8,9 +8,12 @@ use arrow::array::{Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::SessionContext;
-use fragtree::write::{ConvertOptions, TreePolicy, TreeTable, WriteOptions, convert};
+use fragtree::write::{
+    ConvertOptions, CreateOptions, TreePolicy, TreeTable, WriteOptions, convert,
+};
 use fragtree::{
-    FragmentRanges, Layout, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, verify,
+    FragmentRanges, Layout, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, VersionRef,
+    verify,
 };
 use futures::{TryStreamExt, stream};
 use lance::Dataset;
@@ -64,7 +67,7 @@ impl Random {
 }
 
 pub(crate) struct Twin {
-    _folder: tempfile::TempDir,
+    folder: Arc<tempfile::TempDir>,
     flat: String,
     tree: TreeTable,
     next_id: i64,
@@ -73,12 +76,12 @@ pub(crate) struct Twin {
 
 const ROWS_PER_FILE: usize = 4;
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_string()
 }
 
 /// Sizes at which a few dozen fragments make several levels.
-fn tiny() -> TreePolicy {
+pub(crate) fn tiny() -> TreePolicy {
     let mut policy = TreePolicy::default();
     policy.leaf_bytes = 6 << 10;
     policy.node_bytes = 400;
@@ -98,7 +101,7 @@ fn params(mode: WriteMode, stable: bool) -> WriteParams {
     }
 }
 
-fn base_rows(ids: impl Iterator<Item = i64> + Clone, note: &str) -> RecordBatch {
+pub(crate) fn base_rows(ids: impl Iterator<Item = i64> + Clone, note: &str) -> RecordBatch {
     let schema = Schema::new(vec![
         Field::new("id", DataType::Int64, false),
         Field::new("g", DataType::Int64, true),
@@ -116,7 +119,7 @@ fn base_rows(ids: impl Iterator<Item = i64> + Clone, note: &str) -> RecordBatch 
     .expect("a batch")
 }
 
-fn stream_of(rows: RecordBatch) -> datafusion::execution::SendableRecordBatchStream {
+pub(crate) fn stream_of(rows: RecordBatch) -> datafusion::execution::SendableRecordBatchStream {
     let schema = rows.schema();
     Box::pin(RecordBatchStreamAdapter::new(
         schema,
@@ -124,7 +127,7 @@ fn stream_of(rows: RecordBatch) -> datafusion::execution::SendableRecordBatchStr
     ))
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("a folder");
     for entry in std::fs::read_dir(from).expect("a folder") {
         let entry = entry.expect("an entry");
@@ -168,12 +171,124 @@ impl Twin {
             .await
             .expect("opens");
         Self {
-            _folder: folder,
+            folder: Arc::new(folder),
             flat: text(&flat),
             tree,
             next_id: 1000,
             names: 0,
         }
+    }
+
+    /// Twins that hold no row and whose second version is the first that is the same.
+    pub(crate) async fn create(stable: bool) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let flat = text(&folder.path().join("flat.lance"));
+        let tree = text(&folder.path().join("tree.lance"));
+        let none = base_rows(0..0, "none");
+        InsertBuilder::new(flat.as_str())
+            .with_params(&params(WriteMode::Create, stable))
+            .execute_stream(stream_of(none.clone()))
+            .await
+            .expect("writes");
+        let create = CreateOptions {
+            stable_row_ids: stable,
+            policy: tiny(),
+            ..Default::default()
+        };
+        let tree = TreeTable::create(
+            &tree,
+            stream_of(none),
+            create,
+            OpenOptions::default(),
+            WriteOptions::default(),
+        )
+        .await
+        .expect("creates");
+        Self {
+            folder: Arc::new(folder),
+            flat,
+            tree,
+            next_id: 1000,
+            names: 0,
+        }
+    }
+
+    pub(crate) fn tree_uri(&self) -> &str {
+        self.tree.uri()
+    }
+
+    async fn copy(&self, flat: String, tree: &str, open: OpenOptions) -> Self {
+        let write = WriteOptions {
+            policy: Some(tiny()),
+            ..Default::default()
+        };
+        Self {
+            folder: Arc::clone(&self.folder),
+            flat,
+            tree: TreeTable::open(tree, open, write).await.expect("opens"),
+            next_id: self.next_id,
+            names: self.names,
+        }
+    }
+
+    pub(crate) async fn shallow_clone(&self) -> Self {
+        let at = |name: &str| text(&self.folder.path().join(name));
+        let mut flat = self.flat().await;
+        let version = flat.version().version;
+        flat.shallow_clone(&at("flat-clone.lance"), version, None)
+            .await
+            .expect("clones");
+        let tree = at("tree-clone.lance");
+        self.tree
+            .shallow_clone(&tree, VersionRef::latest(), HashMap::new())
+            .await
+            .expect("clones");
+        self.copy(at("flat-clone.lance"), &tree, OpenOptions::default())
+            .await
+    }
+
+    pub(crate) async fn deep_clone(&self) -> Self {
+        let at = |name: &str| text(&self.folder.path().join(name));
+        let mut flat = self.flat().await;
+        let version = flat.version().version;
+        flat.deep_clone(&at("flat-deep.lance"), version, None)
+            .await
+            .expect("clones");
+        let tree = at("tree-deep.lance");
+        self.tree
+            .deep_clone(&tree, VersionRef::latest(), HashMap::new())
+            .await
+            .expect("clones");
+        self.copy(at("flat-deep.lance"), &tree, OpenOptions::default())
+            .await
+    }
+
+    pub(crate) async fn branch(&self) -> Self {
+        let mut flat = self.flat().await;
+        let version = flat.version().version;
+        flat.create_branch("side", version, None)
+            .await
+            .expect("branches");
+        self.tree
+            .create_branch("side", VersionRef::latest())
+            .await
+            .expect("branches");
+        let open = OpenOptions::default().with_reference(VersionRef::branch("side"));
+        let branch = format!("{}/tree/side", self.flat);
+        self.copy(branch, self.tree.uri(), open).await
+    }
+
+    /// Optimizes the tree, if there is something to gain; the flat twin then gets a version too.
+    pub(crate) async fn optimize(&self) -> bool {
+        let done = self.tree.optimize_tree().await.expect("optimizes");
+        if done.is_some() {
+            self.flat()
+                .await
+                .update_config([("twin", "flat again")])
+                .await
+                .expect("commits");
+        }
+        done.is_some()
     }
 
     async fn flat(&self) -> Dataset {
@@ -217,7 +332,7 @@ impl Twin {
                     .await
                     .expect("flat appends");
                 let scope = FragmentRanges::empty();
-                tree.with_dataset(scope, async |dataset| {
+                tree.with_dataset(scope, |dataset| async move {
                     InsertBuilder::new(Arc::new(dataset))
                         .with_params(&params(WriteMode::Append, false))
                         .execute(vec![rows])
@@ -237,7 +352,7 @@ impl Twin {
                     .await
                     .expect("flat overwrites");
                 let scope = FragmentRanges::empty();
-                tree.with_dataset(scope, async |dataset| {
+                tree.with_dataset(scope, |dataset| async move {
                     InsertBuilder::new(Arc::new(dataset))
                         .with_params(&params(WriteMode::Overwrite, false))
                         .execute(vec![rows])

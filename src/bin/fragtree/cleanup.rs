@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use clap::Args;
 use fragtree::write::cleanup::{RemovedKind, parse_duration};
 use fragtree::write::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};
@@ -63,11 +64,11 @@ pub(crate) struct CleanupArgs {
 #[derive(Debug, Args)]
 struct WhichArgs {
     /// Versions written longer ago than this: 7d, 12h, 2weeks.
-    #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+    #[arg(long, value_name = "SPAN", value_parser = parse_duration)]
     older_than: Option<Duration>,
     /// Versions written before this moment.
-    #[arg(long, value_name = "TIME")]
-    before: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = parse_timestamp)]
+    before: Option<DateTime<Utc>>,
     /// All versions but the last N.
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
@@ -79,13 +80,9 @@ struct WhichArgs {
     versions: Vec<u64>,
 }
 
-fn parse_span(text: &str) -> Result<Duration, String> {
-    parse_duration(text).map_err(|e| e.to_string())
-}
-
 /// Runs the command.
 pub(crate) async fn run(args: CleanupArgs) -> Outcome {
-    let options = options(&args)?;
+    let options = options(&args);
     let reference = VersionRef {
         branch: args.branch.clone(),
         ..VersionRef::latest()
@@ -109,24 +106,23 @@ pub(crate) async fn run(args: CleanupArgs) -> Outcome {
     }
 }
 
-fn options(args: &CleanupArgs) -> Outcome<CleanupOptions> {
+fn options(args: &CleanupArgs) -> CleanupOptions {
     let which = &args.which;
-    let before = which.before.as_deref().map(parse_timestamp).transpose()?;
     let versions: BTreeSet<u64> = which.versions.iter().copied().collect();
     let versions = (!versions.is_empty()).then_some(versions);
     let given = which.older_than.is_some()
-        || before.is_some()
+        || which.before.is_some()
         || which.keep.is_some()
         || which.before_version.is_some()
         || versions.is_some();
     let defaults = CleanupOptions::default();
-    Ok(CleanupOptions {
+    CleanupOptions {
         older_than: if given {
             which.older_than
         } else {
             defaults.older_than
         },
-        before,
+        before: which.before,
         keep: which.keep,
         before_version: which.before_version,
         versions,
@@ -141,7 +137,7 @@ fn options(args: &CleanupArgs) -> Outcome<CleanupOptions> {
             (None, ReportFormat::Json) => defaults.list_files,
             (None, ReportFormat::Text) => 0,
         },
-    })
+    }
 }
 
 /// Drawn on stderr, and only where someone watches.
@@ -191,7 +187,11 @@ fn text(report: &CleanupReport) -> String {
     let total = report.total();
     let mut facts = Facts::default();
     facts.add("table", &report.uri);
-    let went = if report.dry_run { "would go" } else { "removed" };
+    let went = if report.dry_run {
+        "would go"
+    } else {
+        "removed"
+    };
     facts.add(
         went,
         format!(
@@ -213,7 +213,11 @@ fn text(report: &CleanupReport) -> String {
         );
     }
     for branch in &report.branches {
-        let kept = if branch.keeps_version { ", kept for it" } else { "" };
+        let kept = if branch.keeps_version {
+            ", kept for it"
+        } else {
+            ""
+        };
         let cleaned = if branch.cleaned { ", cleaned too" } else { "" };
         let began = format!("from version {}{kept}{cleaned}", branch.version);
         facts.add(&format!("branch {}", branch.name), began);

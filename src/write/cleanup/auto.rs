@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::CleanupOptions;
 use super::duration::parse_duration;
+use super::run;
 use crate::error::{Error, Result};
 use crate::write::table::TreeTable;
 
@@ -80,7 +81,14 @@ pub(crate) async fn after_commit(table: &TreeTable, commits: Vec<(u64, HashMap<S
                 return;
             }
         };
-        match table.cleanup(options).await {
+        let cleaned = async {
+            let latest = table.latest().await?;
+            // As Lance, which looks at the table as the commit found it: the version before stays.
+            let stay_from = Some(version.saturating_sub(1));
+            let open = table.options();
+            run::cleanup(&latest, &options, stay_from, open, &|_| {}).await
+        };
+        match cleaned.await {
             Ok(report) => {
                 let total = report.total();
                 tracing::info!(

@@ -42,7 +42,7 @@ pub(super) struct Lineage {
     pub handler: Arc<dyn CommitHandler>,
     /// The branch; none is the main one.
     pub branch: Option<String>,
-    /// The latest version when it was opened; later ones are none of our business.
+    /// The latest version when it was opened. It stays, and so do later ones.
     pub latest: u64,
     shell: Arc<Dataset>,
     params: ObjectStoreParams,

@@ -98,7 +98,7 @@ pub async fn cleanup(
         ));
     }
     let snapshot = Snapshot::open(uri, open.clone()).await?;
-    run::cleanup(&snapshot, &options, &open, &progress).await
+    run::cleanup(&snapshot, &options, None, &open, &progress).await
 }
 
 impl TreeTable {

@@ -127,6 +127,11 @@ pub(super) struct Policy {
 }
 
 impl Policy {
+    /// Adds a version from which on all stay.
+    pub(super) fn limit(&mut self, stay_from: Option<u64>) {
+        self.before_version = earlier(self.before_version, stay_from);
+    }
+
     /// Whether the version with this manifest meets them all. A manifest without a time is the oldest
     /// there can be.
     pub(super) fn cleans(&self, head: &pb::Manifest) -> bool {

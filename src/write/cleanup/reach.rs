@@ -199,6 +199,16 @@ impl Reader {
     }
 }
 
+/// A location without the name of its store, where stores of other names hold the same files.
+fn same_store(location: &str) -> &str {
+    let (store, path) = location.split_once('/').unwrap_or((location, ""));
+    if store.starts_with("file") {
+        path
+    } else {
+        location
+    }
+}
+
 impl Reach {
     pub(super) fn new(table: &Lineage) -> Self {
         Self {
@@ -274,7 +284,8 @@ impl Reach {
     fn places(&self, bases: &BaseTable) -> HashMap<u32, (Place, bool)> {
         let place = |id: u32| {
             let (path, location, is_root) = bases.base(id)?;
-            let below = location.and_then(|l| l.strip_prefix(self.location.as_str()));
+            let own = same_store(&self.location);
+            let below = location.and_then(|l| same_store(l).strip_prefix(own));
             let place = match below {
                 Some("") => Place::Here(String::new()),
                 Some(below) => match below.strip_prefix('/') {

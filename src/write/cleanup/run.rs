@@ -25,10 +25,12 @@ use crate::snapshot::{OpenOptions, Snapshot};
 /// Files between two reports of progress.
 const PROGRESS_STEP: u64 = 256;
 
-/// Cleans up the lineage that `snapshot` is the latest version of.
+/// Cleans up the lineage that `snapshot` is the latest version of. Versions from `stay_from` on stay,
+/// whatever the options.
 pub(super) async fn cleanup(
     snapshot: &Snapshot,
     options: &CleanupOptions,
+    stay_from: Option<u64>,
     open: &OpenOptions,
     progress: &(dyn Fn(CleanupProgress) + Send + Sync),
 ) -> Result<CleanupReport> {
@@ -51,6 +53,7 @@ pub(super) async fn cleanup(
         ledger: Ledger::new(uri, table.latest, options.dry_run, options.list_files),
         gone: HashSet::new(),
         counters: Counters::default(),
+        stay_from,
         progress,
     };
     run.lineage(&table, options, false).await?;
@@ -107,6 +110,7 @@ struct Run<'a> {
     /// Manifests that went, or on a dry run would have: of branches that were cleaned first.
     gone: HashSet<Path>,
     counters: Counters,
+    stay_from: Option<u64>,
     progress: &'a (dyn Fn(CleanupProgress) + Send + Sync),
 }
 
@@ -132,7 +136,10 @@ impl Run<'_> {
             .map(|location| location.version)
             .filter(|version| !is_detached_version(*version))
             .collect();
-        let policy = options.policy(self.now, &history);
+        let mut policy = options.policy(self.now, &history);
+        if !cascaded {
+            policy.limit(self.stay_from);
+        }
         let newest = history.first().copied().unwrap_or(table.latest);
         let references = table.references().await?;
         let branches = self.referenced(table, &policy, &references).await?;
