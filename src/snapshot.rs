@@ -469,7 +469,7 @@ impl Snapshot {
     }
 }
 
-async fn load_dataset(
+pub(crate) async fn load_dataset(
     uri: &str,
     manifest: &[u8],
     location: &ManifestLocation,
@@ -515,7 +515,7 @@ async fn scan_schema(shell: &Arc<Dataset>) -> Result<SchemaRef> {
     )))
 }
 
-fn base_table(
+pub(crate) fn base_table(
     file: &ManifestFile,
     head: &pb::Manifest,
     own_location: String,
@@ -535,7 +535,7 @@ fn base_table(
 
 /// Opens the tree: at most one request, for an external root. Everything decoded here is checked
 /// here, whether or not a query will follow it (`spec/notes.md` 22).
-async fn open_tree(
+pub(crate) async fn open_tree(
     file: &ManifestFile,
     head: &pb::Manifest,
     tree: pb::FragmentTree,

@@ -5,6 +5,9 @@
 #[path = "common/probe.rs"]
 mod probe;
 
+#[path = "write/cleanup.rs"]
+mod cleanup;
+
 #[path = "write/faults.rs"]
 mod faults;
 

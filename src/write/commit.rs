@@ -11,7 +11,7 @@
 //! Conflicts, rebasing and retries are Lance's: when the table's handler says that N+1 is taken, Lance
 //! reads what landed through views, applies its rules and comes back with N+2.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -49,7 +49,7 @@ use crate::tree_scan::{WalkOptions, WalkState};
 
 /// Config keys of Lance's own cleanup after a commit. It would take a view for the whole table, so
 /// Lance does not see them.
-const AUTO_CLEANUP: &str = "lance.auto_cleanup.";
+const AUTO_CLEANUP: &str = super::cleanup::SETTINGS;
 
 /// Flags that say what some fragment has. A view may not show that fragment.
 const FRAGMENT_FLAGS: u64 = FLAG_STABLE_ROW_IDS
@@ -102,6 +102,10 @@ struct Outcome {
     report: CommitReport,
     /// Our own error behind the one Lance passes on.
     failure: Option<Error>,
+    /// The settings of cleanup in the version being committed.
+    settings: HashMap<String, String>,
+    /// Versions that were published with such settings.
+    with_settings: Vec<(u64, HashMap<String, String>)>,
 }
 
 impl TreeCommitHandler {
@@ -140,6 +144,11 @@ impl TreeCommitHandler {
     /// The reason behind an error that Lance passed on.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         self.outcome.lock().failure.take()
+    }
+
+    /// The versions that the write published with settings for cleanup after a commit.
+    pub(crate) fn take_settings(&self) -> Vec<(u64, HashMap<String, String>)> {
+        std::mem::take(&mut self.outcome.lock().with_settings)
     }
 
     async fn next_version(
@@ -201,10 +210,12 @@ impl TreeCommitHandler {
             growth.has_deletions,
         )
         .await?;
-        manifest
-            .config
-            .retain(|key, _| !key.starts_with(AUTO_CLEANUP));
+        let (settings, config) = std::mem::take(&mut manifest.config)
+            .into_iter()
+            .partition(|(key, _)| key.starts_with(AUTO_CLEANUP));
+        manifest.config = config;
         let mut outcome = self.outcome.lock();
+        outcome.settings = settings;
         outcome.report.manifest_bytes += file.len() as u64;
         outcome.report.mutations += growth.mutations;
         outcome.report.mutation_bytes += growth.mutation_bytes;
@@ -730,6 +741,10 @@ impl CommitHandler for TreeCommitHandler {
                 outcome.report.version = location.version;
                 outcome.report.objects_read = stats.requests;
                 outcome.report.object_bytes_read = stats.bytes;
+                let settings = std::mem::take(&mut outcome.settings);
+                if !settings.is_empty() {
+                    outcome.with_settings.push((location.version, settings));
+                }
                 drop(outcome);
                 self.views.widen(new_ids);
                 Ok(self.views.promise(location))

@@ -17,6 +17,7 @@
 
 mod backfill;
 mod build;
+pub mod cleanup;
 mod clone;
 mod commit;
 mod convert;
@@ -33,6 +34,7 @@ mod sink;
 mod table;
 mod view;
 
+pub use cleanup::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};
 pub use commit::CommitReport;
 pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use create::CreateOptions;

@@ -4,6 +4,7 @@
 //! with its conditional put or rename and its version hint, is the table's own commit handler.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -28,6 +29,7 @@ use prost::Message;
 use super::policy::{CONFIG_PREFIX, TreePolicy};
 use crate::error::{Error, Result};
 use crate::manifest::frame_manifest;
+use crate::retry::retrying;
 use crate::snapshot::Snapshot;
 
 /// How a new version keeps its fragments.
@@ -196,13 +198,25 @@ async fn copy_dictionaries(
 
 /// Reads a section of the snapshot's manifest file.
 async fn read_section(snapshot: &Snapshot, at: u64) -> Result<Bytes> {
-    let path = &snapshot.location().path;
-    let size = snapshot.open_cost().manifest_bytes;
     let store = snapshot
         .shell()
         .object_store(None)
         .await
         .map_err(|e| Error::lance("cannot open the table's object store", e))?;
+    let size = snapshot.open_cost().manifest_bytes;
+    section_of(&store, &snapshot.location().path, size, at).await
+}
+
+/// Reads the section that begins at `at` of the manifest file `path` of `size` bytes.
+///
+/// # Errors
+/// `index_section` when it is not inside the file.
+pub(crate) async fn section_of(
+    store: &ObjectStore,
+    path: &Path,
+    size: u64,
+    at: u64,
+) -> Result<Bytes> {
     let outside = || {
         Error::corrupt(
             path.to_string(),
@@ -215,12 +229,14 @@ async fn read_section(snapshot: &Snapshot, at: u64) -> Result<Bytes> {
         .checked_add(4)
         .filter(|e| *e <= size)
         .ok_or_else(outside)?;
-    let get = |range| async {
-        store
-            .inner
-            .get_range(path, range)
-            .await
-            .map_err(|e| Error::store(path.to_string(), e))
+    let get = |range: Range<u64>| {
+        retrying(move || {
+            let range = range.clone();
+            async move {
+                let bytes = store.inner.get_range(path, range).await;
+                bytes.map_err(|e| Error::store(path.to_string(), e))
+            }
+        })
     };
     let length = get(at..end).await?;
     let length = length

@@ -15,6 +15,7 @@ use lance_table::io::commit::CommitHandler;
 use lance_table::transaction::{Transaction, TransactionBuilder};
 use url::Url;
 
+use super::cleanup::after_commit;
 use super::commit::{CommitReport, TreeCommitHandler};
 use super::grow::optimize;
 use super::policy::TreePolicy;
@@ -40,6 +41,9 @@ pub struct WriteOptions {
     pub retries: u32,
     /// How long either is tried. Default 60 s.
     pub retry_timeout: Duration,
+    /// Whether to pass over the cleanup that the table's config (`lance.auto_cleanup.*`) asks for
+    /// after commits. Default off.
+    pub skip_auto_cleanup: bool,
 }
 
 impl Default for WriteOptions {
@@ -49,6 +53,7 @@ impl Default for WriteOptions {
             commit_retries: 100,
             retries: 10,
             retry_timeout: Duration::from_secs(60),
+            skip_auto_cleanup: false,
         }
     }
 }
@@ -286,7 +291,13 @@ impl TreeTable {
             .await
             .map_err(|e| Error::lance(context(), e))?;
         match work(dataset).await {
-            Ok(done) => Ok((done, handler.report())),
+            Ok(done) => {
+                let commits = handler.take_settings();
+                if !self.write.skip_auto_cleanup && !commits.is_empty() {
+                    Box::pin(after_commit(self, commits)).await;
+                }
+                Ok((done, handler.report()))
+            }
             Err(error) => Err(handler
                 .take_failure()
                 .unwrap_or_else(|| lance_error(context(), error))),

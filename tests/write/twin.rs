@@ -217,6 +217,14 @@ impl Twin {
         self.tree.uri()
     }
 
+    pub(crate) fn flat_uri(&self) -> &str {
+        &self.flat
+    }
+
+    pub(crate) fn table(&self) -> &TreeTable {
+        &self.tree
+    }
+
     async fn copy(&self, flat: String, tree: &str, open: OpenOptions) -> Self {
         let write = WriteOptions {
             policy: Some(tiny()),
