@@ -22,7 +22,7 @@ use lance_table::feature_flags::{
     FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE, FLAG_MIXED_DATA_FILE_VERSIONS,
     FLAG_SPILLED_ROW_LINEAGE, FLAG_STABLE_ROW_IDS, FLAG_UNSTABLE_DATA_OVERLAY_FILES,
 };
-use lance_table::format::{IndexMetadata, Manifest, Transaction, pb};
+use lance_table::format::{IndexMetadata, Manifest, Transaction, is_detached_version, pb};
 use lance_table::io::commit::{
     CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme, ManifestWriter,
 };
@@ -100,7 +100,6 @@ pub(crate) struct TreeCommitHandler {
 #[derive(Debug, Default)]
 struct Outcome {
     report: CommitReport,
-    committed: Option<ManifestLocation>,
     /// Our own error behind the one Lance passes on.
     failure: Option<Error>,
 }
@@ -138,11 +137,6 @@ impl TreeCommitHandler {
         self.outcome.lock().report
     }
 
-    /// Where the last version lies that the write published.
-    pub(crate) fn committed(&self) -> Option<ManifestLocation> {
-        self.outcome.lock().committed.clone()
-    }
-
     /// The reason behind an error that Lance passed on.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         self.outcome.lock().failure.take()
@@ -155,6 +149,11 @@ impl TreeCommitHandler {
         writer: ManifestWriter,
         transaction: Option<Transaction>,
     ) -> Result<Bytes> {
+        if is_detached_version(manifest.version) {
+            return Err(Error::invalid(
+                "a detached version of a tree table cannot be committed: make a branch instead",
+            ));
+        }
         let before = manifest
             .version
             .checked_sub(1)
@@ -671,7 +670,20 @@ impl CommitHandler for TreeCommitHandler {
         let list = self
             .inner
             .list_manifest_locations_since(base_path, object_store, since_version);
-        as_views(&self.views, list)
+        // The latest comes first. Of those before it Lance wants to know what was done, and no more.
+        let views = Arc::clone(&self.views);
+        list.enumerate()
+            .then(move |(place, location)| {
+                let views = Arc::clone(&views);
+                async move {
+                    let located = match place {
+                        0 => views.locate(location?).await,
+                        _ => views.locate_bare(location?).await,
+                    };
+                    located.map_err(external)
+                }
+            })
+            .boxed()
     }
 
     async fn commit(
@@ -718,7 +730,6 @@ impl CommitHandler for TreeCommitHandler {
                 outcome.report.version = location.version;
                 outcome.report.objects_read = stats.requests;
                 outcome.report.object_bytes_read = stats.bytes;
-                outcome.committed = Some(location.clone());
                 drop(outcome);
                 self.views.widen(new_ids);
                 Ok(self.views.promise(location))

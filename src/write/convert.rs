@@ -181,7 +181,7 @@ async fn attempt_conversion(
         Layout::Tree => build_tree(snapshot, options, sink.clone(), &mut report).await?,
         Layout::Flat => (build_flat(snapshot, &mut report).await?, Vec::new()),
     };
-    let file = manifest_file(snapshot, fragments).await?;
+    let file = manifest_file(snapshot, fragments, &options.policy).await?;
     report.manifest_bytes = file.len() as u64;
     if options.dry_run {
         return Ok(Some(report));

@@ -1,7 +1,6 @@
 //! Changes of everything but rows: columns, files, indexes, config, versions.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use lance::Dataset;
 use lance::dataset::optimize::{CompactionMetrics, CompactionOptions, compact_files};
@@ -9,8 +8,7 @@ use lance::dataset::{ColumnAlteration, NewColumnTransform};
 use lance::index::DatasetIndexExt;
 use lance_index::optimize::OptimizeOptions;
 use lance_index::{IndexParams, IndexType};
-use lance_table::format::{DataFile, pb};
-use lance_table::transaction::{DataReplacementGroup, Operation, Transaction};
+use lance_table::format::pb;
 
 use super::commit::CommitReport;
 use super::scope;
@@ -85,32 +83,6 @@ impl TreeTable {
         let work =
             move |mut dataset: Dataset| async move { dataset.alter_columns(alterations).await };
         let ((), report) = self.with_dataset(scope, work).await?;
-        Ok(report)
-    }
-
-    /// Gives fragments new data files for the same columns: the backfill of a column that is all null
-    /// so far, or its replacement. Each file holds the same fields; its fragment's rows in order.
-    /// Backfills of different fragments may be committed by different writers at once.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] when another change replaced the same columns of the same fragments.
-    pub async fn backfill(&self, files: Vec<(u64, DataFile)>) -> Result<CommitReport> {
-        if files.is_empty() {
-            return Err(Error::invalid("a backfill of no fragments"));
-        }
-        let replacements = files
-            .into_iter()
-            .map(|(fragment, file)| DataReplacementGroup(fragment, file))
-            .collect();
-        let snapshot = self.latest().await?;
-        let operation = Operation::DataReplacement { replacements };
-        let scope = scope::of_operation(&operation)?;
-        let transaction = Transaction::new(snapshot.version(), operation, None);
-        let work = move |dataset: Dataset| async move {
-            let committer = self.committer(Arc::new(dataset));
-            committer.execute(transaction).await.map(|_| ())
-        };
-        let ((), report) = self.on(&snapshot, scope, work).await?;
         Ok(report)
     }
 

@@ -10,6 +10,7 @@
 //! Objects are written before the manifest that names them; what a lost race leaves behind is for
 //! cleanup.
 
+mod backfill;
 mod build;
 mod clone;
 mod commit;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::error::{Error, Result};
 
 /// Prefix of this crate's keys in a table's config.
-const PREFIX: &str = "fragtree.";
+pub(crate) const CONFIG_PREFIX: &str = "fragtree.";
 
 /// Greatest size of anything a policy shapes, in bytes: an object of it and a quarter more still is
 /// below the 1 GiB that readers take by default.
@@ -110,7 +110,7 @@ impl TreePolicy {
         // The same complaint every time, whatever the order of the map.
         keys.sort_unstable();
         for (key, value) in keys {
-            let Some(name) = key.strip_prefix(PREFIX) else {
+            let Some(name) = key.strip_prefix(CONFIG_PREFIX) else {
                 continue;
             };
             let Some((_, field)) = FIELDS.iter().find(|(known, _)| *known == name) else {
@@ -130,12 +130,15 @@ impl TreePolicy {
         Ok(policy)
     }
 
-    /// The config entries that make every writer of a table follow this policy.
+    /// The config entries that make every writer of a table follow this policy: one for each size
+    /// that differs from the default.
     pub fn to_config(&self) -> Vec<(String, String)> {
-        let mut policy = *self;
+        let (mut policy, mut default) = (*self, Self::default());
         FIELDS
             .iter()
-            .map(|(name, field)| (format!("{PREFIX}{name}"), field(&mut policy).to_string()))
+            .map(|(name, field)| (name, *field(&mut policy), *field(&mut default)))
+            .filter(|(_, value, default)| value != default)
+            .map(|(name, value, _)| (format!("{CONFIG_PREFIX}{name}"), value.to_string()))
             .collect()
     }
 
@@ -168,7 +171,7 @@ fn check_size(name: &str, value: u64, allowed: std::ops::RangeInclusive<u64>) ->
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "a tree policy cannot have {PREFIX}{name} = {value}: give {} to {} bytes",
+        "a tree policy cannot have {CONFIG_PREFIX}{name} = {value}: give {} to {} bytes",
         allowed.start(),
         allowed.end()
     )))
@@ -177,7 +180,7 @@ fn check_size(name: &str, value: u64, allowed: std::ops::RangeInclusive<u64>) ->
 fn known_keys() -> String {
     let keys: Vec<_> = FIELDS
         .iter()
-        .map(|(name, _)| format!("{PREFIX}{name}"))
+        .map(|(name, _)| format!("{CONFIG_PREFIX}{name}"))
         .collect();
     keys.join(", ")
 }

@@ -3,6 +3,7 @@
 //! Lance's manifest type cannot carry a tree, so the message is built here; but the commit itself,
 //! with its conditional put or rename and its version hint, is the table's own commit handler.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -14,13 +15,17 @@ use lance_file::versions::v1::encoding::write_schema_dictionaries;
 use lance_io::object_store::ObjectStore;
 use lance_io::object_writer::WriteResult;
 use lance_io::traits::Writer;
-use lance_table::feature_flags::{FLAG_BASE_PATHS, FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE};
+use lance_table::feature_flags::{
+    FLAG_BASE_PATHS, FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE, FLAG_TABLE_CONFIG,
+};
 use lance_table::format::{IndexMetadata, Manifest, Transaction, pb};
 use lance_table::io::commit::{CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme};
+use lance_table::transaction::{Operation, TransactionBuilder};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use prost::Message;
 
+use super::policy::{CONFIG_PREFIX, TreePolicy};
 use crate::error::{Error, Result};
 use crate::manifest::frame_manifest;
 use crate::snapshot::Snapshot;
@@ -35,9 +40,25 @@ pub(crate) enum Fragments {
 ///
 /// Indexes and the dictionaries of v1 columns lie beside the manifest message in the same file and
 /// are copied with it; the record of the transaction that made the old version is not
-/// (`spec/notes.md` 12).
-pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> Result<Bytes> {
+/// (`spec/notes.md` 12). The new version's own transaction changes nothing, so that other writers
+/// rebase over it. `policy` is kept in the config of a tree.
+pub(crate) async fn manifest_file(
+    snapshot: &Snapshot,
+    fragments: Fragments,
+    policy: &TreePolicy,
+) -> Result<Bytes> {
     let mut head = snapshot.head().clone();
+    head.config.retain(|key, _| !key.starts_with(CONFIG_PREFIX));
+    let (converted, config) = match &fragments {
+        Fragments::Tree(_) => ("convert to tree", policy.to_config()),
+        Fragments::Flat(_) => ("convert to flat", Vec::new()),
+    };
+    head.config.extend(config);
+    if head.config.is_empty() {
+        head.writer_feature_flags &= !FLAG_TABLE_CONFIG;
+    } else {
+        head.writer_feature_flags |= FLAG_TABLE_CONFIG;
+    }
     head.version += 1;
     head.timestamp = Some(now()?);
     head.transaction_file.clear();
@@ -53,6 +74,8 @@ pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> 
         let section = read_section(snapshot, at).await?;
         head.index_section = Some(append_section(&mut file, &section)?);
     }
+    let transaction = unchanging(snapshot.version(), converted)?;
+    head.transaction_section = Some(append_section(&mut file, &transaction.encode_to_vec())?);
     let has_deletions = match &fragments {
         Fragments::Tree(_) => None,
         Fragments::Flat(list) => Some(list.iter().any(|f| f.deletion_file.is_some())),
@@ -75,6 +98,28 @@ pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> 
     let has_bases = !head.base_paths.is_empty();
     set_flag(&mut head, FLAG_BASE_PATHS, has_bases);
     frame_manifest(&file, &head.encode_to_vec())
+}
+
+/// A transaction that changes nothing and conflicts with nothing, named by what was done.
+pub(crate) fn unchanging_operation() -> Operation {
+    Operation::UpdateConfig {
+        config_updates: None,
+        table_metadata_updates: None,
+        schema_metadata_updates: None,
+        field_metadata_updates: HashMap::new(),
+    }
+}
+
+/// The property of a transaction that says what fragtree did.
+pub(crate) const DONE: &str = "fragtree.operation";
+
+fn unchanging(read_version: u64, done: &str) -> Result<pb::Transaction> {
+    let properties = HashMap::from([(DONE.to_string(), done.to_string())]);
+    let transaction = TransactionBuilder::new(read_version, unchanging_operation())
+        .transaction_properties(Some(Arc::new(properties)))
+        .build();
+    pb::Transaction::try_from(&transaction)
+        .map_err(|e| Error::lance("cannot write down the transaction", e))
 }
 
 fn set_flag(head: &mut pb::Manifest, flag: u64, on: bool) {

@@ -1,5 +1,6 @@
 //! A table that is written to: the door through which every native Lance write becomes a commit.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,12 +12,13 @@ use lance::session::Session;
 use lance_io::object_store::{ChainedWrappingObjectStore, ObjectStoreParams, WrappingObjectStore};
 use lance_select::RowAddrTreeMap;
 use lance_table::io::commit::CommitHandler;
-use lance_table::transaction::{Operation, Transaction};
+use lance_table::transaction::{Transaction, TransactionBuilder};
 use url::Url;
 
 use super::commit::{CommitReport, TreeCommitHandler};
 use super::grow::optimize;
 use super::policy::TreePolicy;
+use super::publish::{DONE, unchanging_operation};
 use super::sink::ObjectSink;
 use super::view::ViewStores;
 use crate::error::{Error, Result};
@@ -214,14 +216,10 @@ impl TreeTable {
         if optimize(tree, &dry, &policy, &stats).await?.is_none() {
             return Ok(None);
         }
-        // A change of nothing: other writers rebase over it without a conflict.
-        let operation = Operation::UpdateConfig {
-            config_updates: None,
-            table_metadata_updates: None,
-            schema_metadata_updates: None,
-            field_metadata_updates: Default::default(),
-        };
-        let transaction = Transaction::new(snapshot.version(), operation, None);
+        let done = HashMap::from([(DONE.to_string(), "optimize tree".to_string())]);
+        let transaction = TransactionBuilder::new(snapshot.version(), unchanging_operation())
+            .transaction_properties(Some(Arc::new(done)))
+            .build();
         let work = move |dataset: Dataset| async move {
             let committer = self.committer(Arc::new(dataset));
             committer.execute(transaction).await.map(|_| ())
@@ -247,8 +245,22 @@ impl TreeTable {
         let context = || format!("cannot write to {}", self.uri);
         if snapshot.layout() == Layout::Flat {
             let dataset = self.flat_version(snapshot).await?;
-            let done = work(dataset).await.map_err(|e| lance_error(context(), e))?;
-            return Ok((done, CommitReport::default()));
+            let failed = match work(dataset).await {
+                Ok(done) => return Ok((done, CommitReport::default())),
+                Err(error) => lance_error(context(), error),
+            };
+            // Lance cannot read what came after a conversion and so cannot tell.
+            let latest = self.latest().await?;
+            if latest.layout() == Layout::Tree {
+                return Err(Error::Conflict {
+                    message: format!(
+                        "{} was converted to a tree while it was written to: run the change again ({failed})",
+                        self.uri
+                    ),
+                    retryable: true,
+                });
+            }
+            return Err(failed);
         }
         let views = self
             .stores

@@ -128,24 +128,50 @@ pub(crate) struct Views {
     uri: String,
     options: OpenOptions,
     scope: Mutex<FragmentRanges>,
-    views: tokio::sync::Mutex<BTreeMap<u64, Arc<View>>>,
+    views: tokio::sync::Mutex<BTreeMap<Key, Arc<View>>>,
+}
+
+/// Which view of a version: with the fragments in scope, or of its transaction alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    version: u64,
+    bare: bool,
 }
 
 impl Views {
     /// The view of `version`, made when it is first asked for.
     pub(crate) async fn view(&self, version: u64) -> Result<Arc<View>> {
+        self.get(Key {
+            version,
+            bare: false,
+        })
+        .await
+    }
+
+    async fn get(&self, key: Key) -> Result<Arc<View>> {
         let mut views = self.views.lock().await;
-        if let Some(view) = views.get(&version) {
+        if let Some(view) = views.get(&key) {
             return Ok(Arc::clone(view));
         }
-        let options = self
-            .options
-            .clone()
-            .with_reference(VersionRef::version(version));
-        let snapshot = Snapshot::open(&self.uri, options).await?;
-        let scope = self.scope.lock().clone();
+        let other = Key {
+            bare: !key.bare,
+            ..key
+        };
+        let snapshot = match views.get(&other) {
+            Some(view) => Arc::clone(&view.snapshot),
+            None => {
+                let reference = VersionRef::version(key.version);
+                let options = self.options.clone().with_reference(reference);
+                Snapshot::open(&self.uri, options).await?
+            }
+        };
+        let scope = if key.bare {
+            FragmentRanges::empty()
+        } else {
+            self.scope.lock().clone()
+        };
         let view = Arc::new(View::new(snapshot, scope).await?);
-        views.insert(version, Arc::clone(&view));
+        views.insert(key, Arc::clone(&view));
         Ok(view)
     }
 
@@ -158,34 +184,41 @@ impl Views {
 
     /// Where Lance finds the view of the version at `location`.
     pub(crate) async fn locate(&self, location: ManifestLocation) -> Result<ManifestLocation> {
-        let view = self.view(location.version).await?;
-        Ok(self.location_of(&view, location))
+        self.locate_as(location, false).await
+    }
+
+    /// The same, for a version of which Lance reads nothing but the transaction.
+    pub(crate) async fn locate_bare(&self, location: ManifestLocation) -> Result<ManifestLocation> {
+        self.locate_as(location, true).await
+    }
+
+    async fn locate_as(&self, location: ManifestLocation, bare: bool) -> Result<ManifestLocation> {
+        let version = location.version;
+        let view = self.get(Key { version, bare }).await?;
+        Ok(ManifestLocation {
+            size: Some(view.file.len() as u64),
+            ..self.location_at(location, bare)
+        })
     }
 
     /// Where Lance will find the view of a version that was just published, without making it.
     pub(crate) fn promise(&self, location: ManifestLocation) -> ManifestLocation {
         ManifestLocation {
             size: None,
-            ..self.location_at(location)
+            ..self.location_at(location, false)
         }
     }
 
-    fn location_of(&self, view: &View, location: ManifestLocation) -> ManifestLocation {
-        ManifestLocation {
-            size: Some(view.file.len() as u64),
-            ..self.location_at(location)
-        }
-    }
-
-    fn location_at(&self, location: ManifestLocation) -> ManifestLocation {
+    fn location_at(&self, location: ManifestLocation, bare: bool) -> ManifestLocation {
         let mut parts: Vec<_> = location.path.parts().collect();
         parts.pop();
         let directory: Path = parts.into_iter().collect();
-        let name = format!("{VIEW_PREFIX}{}-{}.manifest", self.id, location.version);
+        let kind = if bare { BARE } else { FULL };
+        let name = format!("{kind}{}-{}.manifest", self.id, location.version);
         ManifestLocation {
-            path: directory.join(name.as_str()),
             // Part of the key of Lance's caches: another write's view is another object.
-            e_tag: Some(format!("view-{}-{}", self.id, location.version)),
+            e_tag: Some(name.clone()),
+            path: directory.join(name),
             ..location
         }
     }
@@ -197,18 +230,27 @@ impl Views {
             .values()
             .next()
             .ok_or_else(|| Error::internal("a write without a first version"))?;
-        let location = self.location_of(view, view.snapshot.location().clone());
+        let location = ManifestLocation {
+            size: Some(view.file.len() as u64),
+            ..self.location_at(view.snapshot.location().clone(), false)
+        };
         Ok((Arc::clone(view), location))
     }
 }
 
-const VIEW_PREFIX: &str = "view-";
+const FULL: &str = "view-";
+const BARE: &str = "transaction-of-";
 
-/// The number of the write and the version that a view's path names.
-fn parse_view(path: &Path) -> Option<(u64, u64)> {
-    let name = path.filename()?.strip_prefix(VIEW_PREFIX)?;
-    let (id, version) = name.strip_suffix(".manifest")?.split_once('-')?;
-    Some((id.parse().ok()?, version.parse().ok()?))
+/// The number of the write and the view that a path names.
+fn parse_view(path: &Path) -> Option<(u64, Key)> {
+    let name = path.filename()?.strip_suffix(".manifest")?;
+    let (bare, name) = match name.strip_prefix(FULL) {
+        Some(rest) => (false, rest),
+        None => (true, name.strip_prefix(BARE)?),
+    };
+    let (id, version) = name.split_once('-')?;
+    let version = version.parse().ok()?;
+    Some((id.parse().ok()?, Key { version, bare }))
 }
 
 #[derive(Debug, Default)]
@@ -234,7 +276,10 @@ impl ViewStores {
         options: OpenOptions,
     ) -> Result<Arc<Views>> {
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        let version = snapshot.version();
+        let first_key = Key {
+            version: snapshot.version(),
+            bare: false,
+        };
         let uri = snapshot.uri().to_string();
         let first = View::new(snapshot, scope.clone()).await?;
         let views = Arc::new(Views {
@@ -242,7 +287,7 @@ impl ViewStores {
             uri,
             options,
             scope: Mutex::new(scope),
-            views: tokio::sync::Mutex::new(BTreeMap::from([(version, Arc::new(first))])),
+            views: tokio::sync::Mutex::new(BTreeMap::from([(first_key, Arc::new(first))])),
         });
         let mut writes = self.shared.writes.lock();
         writes.retain(|_, write| write.strong_count() > 0);
@@ -284,12 +329,12 @@ impl fmt::Display for ViewStore {
 
 impl ViewStore {
     async fn view_file(&self, location: &Path) -> object_store::Result<Option<Bytes>> {
-        let Some((id, version)) = parse_view(location) else {
+        let Some((id, key)) = parse_view(location) else {
             return Ok(None);
         };
         let write = self.shared.writes.lock().get(&id).and_then(Weak::upgrade);
         let Some(write) = write else { return Ok(None) };
-        let view = write.view(version).await.map_err(|e| failed(Box::new(e)))?;
+        let view = write.get(key).await.map_err(|e| failed(Box::new(e)))?;
         Ok(Some(view.file.clone()))
     }
 

@@ -224,6 +224,7 @@ async fn a_writer_may_die_at_any_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_acknowledged_change_of_many_writers_is_there_once() {
     const WRITERS: i64 = 16;
+    const ROUNDS: i64 = 2;
     let twin = Twin::make(false).await;
     let uri = twin.tree_uri().to_string();
     let before: Vec<i64> = ids(&uri).await.iter().map(|row| row / 1_000_000).collect();
@@ -234,7 +235,7 @@ async fn every_acknowledged_change_of_many_writers_is_there_once() {
                 .await
                 .expect("opens");
             let mut races = 0;
-            for round in 0..2 {
+            for round in 0..ROUNDS {
                 let first = 10_000 * (writer + 1) + round * 10;
                 let rows = stream_of(base_rows(first..first + 4, "mine"));
                 races += table.append(rows).await.expect("appends").lost_races;
@@ -253,9 +254,9 @@ async fn every_acknowledged_change_of_many_writers_is_there_once() {
     }
     let mut expected: Vec<i64> = before
         .into_iter()
-        .filter(|id| *id >= 2 * WRITERS)
+        .filter(|id| *id >= ROUNDS * WRITERS)
         .chain((0..WRITERS).flat_map(|writer| {
-            (0..2).flat_map(move |round| {
+            (0..ROUNDS).flat_map(move |round| {
                 let first = 10_000 * (writer + 1) + round * 10;
                 first + 1..first + 4
             })

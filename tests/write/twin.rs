@@ -518,7 +518,12 @@ impl Twin {
             .execute(transaction)
             .await
             .expect("flat backfills");
-        let tree_files = write_files(self.tree.uri(), field, &files).await;
+        let mut tree_files = Vec::new();
+        for (id, batch) in files {
+            let id = u32::try_from(id).expect("an id");
+            let written = self.tree.write_columns(id, stream_of(batch)).await;
+            tree_files.push(written.expect("writes"));
+        }
         self.tree
             .backfill(tree_files)
             .await
