@@ -23,6 +23,7 @@ mod tables;
 mod writes;
 mod writes_child;
 mod writes_plan;
+mod writes_plots;
 mod writes_report;
 
 use std::path::PathBuf;
