@@ -27,7 +27,7 @@ use crate::manifest::check_writable;
 use crate::ranges::FragmentRanges;
 use crate::resolve::{VersionAt, VersionRef};
 use crate::snapshot::{Catalog, Layout, OpenOptions, Snapshot};
-use crate::tree::object::ReadStats;
+use crate::tree::object::{DEFAULT_CACHE_BYTES, ObjectCache, ReadStats};
 
 /// How writes behave.
 #[derive(Debug, Clone, Copy)]
@@ -114,7 +114,11 @@ impl TreeTable {
     }
 
     /// The table that `snapshot` is a version of.
-    pub(crate) fn of(snapshot: &Snapshot, options: OpenOptions, write: WriteOptions) -> Self {
+    pub(crate) fn of(snapshot: &Snapshot, mut options: OpenOptions, write: WriteOptions) -> Self {
+        // A commit leaves most objects as they are: the next one need not read them again.
+        options
+            .cache
+            .get_or_insert_with(|| ObjectCache::new(DEFAULT_CACHE_BYTES));
         Self {
             // Of a branch, its own location.
             uri: snapshot.uri().to_string(),
