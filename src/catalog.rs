@@ -8,6 +8,8 @@ use async_trait::async_trait;
 use datafusion::catalog::{SchemaProvider, Session, TableProvider, TableProviderFactory};
 use datafusion::common::{DataFusionError, Result as DFResult, exec_err};
 use datafusion::logical_expr::{CreateExternalTable, TableType};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::stream;
 use lance_io::object_store::ObjectStore;
 use object_store::path::Path;
 use parking_lot::Mutex;
@@ -17,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::live::{LiveTable, Refresh};
 use crate::provider::SnapshotProvider;
 use crate::resolve::{VersionAt, VersionRef, display_uri, normalize_uri, parse_timestamp};
+use crate::write::{CONFIG_PREFIX, CreateOptions, TreePolicy};
 
 /// Options of `CREATE EXTERNAL TABLE … STORED AS LANCE` that are ours; the others are the object
 /// store's.
@@ -51,6 +54,13 @@ impl TableOptionKey {
         found.map(|(key, _)| *key)
     }
 }
+
+/// Options that say how a new table is made.
+const CREATION_OPTIONS: [&str; 3] = [
+    "stable_row_ids",
+    "data_storage_version",
+    "fragtree.leaf_bytes and the other sizes of a tree",
+];
 
 /// Prefixes under which DataFusion's users write options of a store.
 const STORE_PREFIXES: [&str; 6] = ["aws.", "s3.", "gcp.", "gcs.", "azure.", "storage."];
@@ -219,7 +229,8 @@ fn store_option(scheme: &str, key: &str) -> Result<String> {
     if known.contains(&bare) || COMMON_STORE_OPTIONS.contains(&bare) {
         return Ok(plain.to_string());
     }
-    let ours: Vec<_> = TableOptionKey::ALL.iter().map(|(_, name)| *name).collect();
+    let ours = TableOptionKey::ALL.iter().map(|(_, name)| *name);
+    let ours: Vec<_> = ours.chain(CREATION_OPTIONS).collect();
     let store: Vec<_> = COMMON_STORE_OPTIONS.iter().chain(known).copied().collect();
     Err(Error::invalid(format!(
         "unknown option {key:?}: there are {}; and of the {scheme} store: {}",
@@ -248,7 +259,8 @@ impl TableProviderFactory for LanceTableFactory {
         _state: &dyn Session,
         cmd: &CreateExternalTable,
     ) -> DFResult<Arc<dyn TableProvider>> {
-        let options = parse_options(&cmd.location, &cmd.options)?;
+        let (create, given) = creation_options(&cmd.options)?;
+        let options = parse_options(&cmd.location, &given)?;
         for (given, what) in [
             (!cmd.table_partition_cols.is_empty(), "PARTITIONED BY"),
             (!cmd.order_exprs.is_empty(), "WITH ORDER"),
@@ -261,10 +273,89 @@ impl TableProviderFactory for LanceTableFactory {
                 );
             }
         }
-        let table = self.engine.table(&cmd.location, options).await?;
-        check_columns(cmd.schema.as_arrow(), &table.schema(), &cmd.location)?;
+        let declared = cmd.schema.as_arrow();
+        let can_begin = !declared.fields().is_empty() && options.reference == VersionRef::latest();
+        let table = match self.engine.table(&cmd.location, options.clone()).await {
+            Err(Error::NotFound { .. }) if can_begin => {
+                let schema = Arc::new(storable(declared));
+                let none = RecordBatchStreamAdapter::new(schema, stream::empty());
+                let storage = options.storage_options.clone();
+                self.engine
+                    .create_table(
+                        &cmd.location,
+                        Box::pin(none),
+                        create.unwrap_or_default(),
+                        storage,
+                    )
+                    .await?;
+                return Ok(self.engine.table(&cmd.location, options).await?);
+            }
+            found => found?,
+        };
+        if create.is_some() {
+            return Err(Error::invalid(format!(
+                "there is a table at {} already: options that say how to make one have no meaning",
+                display_uri(&cmd.location)
+            ))
+            .into());
+        }
+        check_columns(declared, &table.schema(), &cmd.location)?;
         Ok(table)
     }
+}
+
+/// Splits off the options that say how a new table is made; none when there are none of them.
+fn creation_options(
+    options: &HashMap<String, String>,
+) -> Result<(Option<CreateOptions>, HashMap<String, String>)> {
+    let mut create = CreateOptions::default();
+    let (mut policy, mut rest) = (HashMap::new(), HashMap::new());
+    let mut given = false;
+    for (key, value) in options {
+        let name = key.strip_prefix("format.").unwrap_or(key);
+        match name {
+            "stable_row_ids" => {
+                create.stable_row_ids = value.parse().map_err(|_| {
+                    Error::invalid(format!(
+                        "option stable_row_ids: {value:?} is neither true nor false"
+                    ))
+                })?;
+            }
+            "data_storage_version" => {
+                let version = value.parse().map_err(|e| {
+                    Error::lance(format!("option data_storage_version: {value:?}"), e)
+                })?;
+                create.data_storage_version = Some(version);
+            }
+            _ if name.starts_with(CONFIG_PREFIX) => {
+                policy.insert(name.to_string(), value.clone());
+            }
+            _ => {
+                rest.insert(key.clone(), value.clone());
+                continue;
+            }
+        }
+        given = true;
+    }
+    create.policy = TreePolicy::from_config(&policy)?;
+    Ok((given.then_some(create), rest))
+}
+
+/// A column list as a Lance table can have it: SQL's text and binary types become the plain ones.
+pub(crate) fn storable(declared: &Schema) -> Schema {
+    let fields: Vec<_> = declared
+        .fields()
+        .iter()
+        .map(|field| {
+            let plain = match field.data_type() {
+                DataType::Utf8View => DataType::Utf8,
+                DataType::BinaryView => DataType::Binary,
+                other => other.clone(),
+            };
+            field.as_ref().clone().with_data_type(plain)
+        })
+        .collect();
+    Schema::new(fields)
 }
 
 /// A column list in the statement must say what the table has: names, order and types.

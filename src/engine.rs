@@ -5,12 +5,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow::array::RecordBatch;
 use datafusion::catalog::{SchemaProvider, TableProvider};
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::SessionContext;
+use futures::StreamExt;
 use lance::session::Session;
 use lance_io::object_store::WrappingObjectStore;
 
-use crate::catalog::{DirectorySchema, LanceTableFactory};
+use crate::catalog::{DirectorySchema, LanceTableFactory, storable};
 use crate::dml::CaptureChange;
 use crate::error::{Error, Result};
 use crate::functions::MetadataFunction;
@@ -20,6 +24,7 @@ use crate::provider::{SnapshotProvider, SystemColumns};
 use crate::resolve::{VersionAt, VersionRef, display_uri};
 use crate::snapshot::{OpenOptions, Snapshot};
 use crate::tree::object::{DEFAULT_CACHE_BYTES, Limits, ObjectCache};
+use crate::write::{CreateOptions, TreeTable, WriteOptions};
 
 /// Settings and components of an [`Engine`].
 #[derive(Debug, Clone)]
@@ -186,6 +191,47 @@ impl Engine {
             return Ok(Arc::new(self.provider(uri, options).await?));
         }
         Ok(Arc::new(self.live_table(uri, options).await?))
+    }
+
+    /// Opens a table for writing.
+    ///
+    /// # Errors
+    /// Those of [`TreeTable::open`].
+    pub async fn writer(
+        &self,
+        uri: &str,
+        storage_options: HashMap<String, String>,
+        write: WriteOptions,
+    ) -> Result<TreeTable> {
+        let open = self.open_options().with_storage_options(storage_options);
+        TreeTable::open(uri, open, write).await
+    }
+
+    /// Makes a table of `rows` that is a tree from its first version. Text and binary views, which SQL
+    /// gives and Lance does not store, become plain text and binary.
+    ///
+    /// # Errors
+    /// Those of [`TreeTable::create`].
+    pub async fn create_table(
+        &self,
+        uri: &str,
+        rows: SendableRecordBatchStream,
+        create: CreateOptions,
+        storage_options: HashMap<String, String>,
+    ) -> Result<TreeTable> {
+        let open = self.open_options().with_storage_options(storage_options);
+        let schema = Arc::new(storable(&rows.schema()));
+        let target = Arc::clone(&schema);
+        let stored = rows.map(move |batch| {
+            let batch = batch?;
+            let columns = batch.columns().iter().zip(target.fields());
+            let columns = columns
+                .map(|(column, field)| arrow::compute::cast(column, field.data_type()))
+                .collect::<std::result::Result<Vec<_>, _>>()?;
+            Ok(RecordBatch::try_new(Arc::clone(&target), columns)?)
+        });
+        let rows = Box::pin(RecordBatchStreamAdapter::new(schema, stored));
+        TreeTable::create(uri, rows, create, open, WriteOptions::default()).await
     }
 
     /// Teaches `ctx` `STORED AS LANCE`, the metadata table functions, to answer a count of a non-null

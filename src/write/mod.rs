@@ -38,5 +38,6 @@ pub use cleanup::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};
 pub use commit::CommitReport;
 pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use create::CreateOptions;
+pub(crate) use policy::CONFIG_PREFIX;
 pub use policy::TreePolicy;
 pub use table::{RowsReport, TreeTable, WriteOptions};
