@@ -354,6 +354,14 @@ async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<S
         register_schema(&ctx, "folder", tables.expect("a folder"));
     }
 
+    if name == "writes" {
+        // Tables of its own, to be written to, in the layout of the run.
+        for table in ["t1", "t3", "t13", "t26"] {
+            let table = format!("{table}.lance");
+            common::copy_folder(&folder.join(&table), &scratch.join(&table));
+        }
+    }
+
     let shown = format!("tests/sqllogic/{name}.slt");
     let records = match sqllogictest::parse_with_name::<Kind>(&script, shown.as_str()) {
         Ok(records) => records,
