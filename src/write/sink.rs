@@ -15,7 +15,6 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::retry::retrying;
 
 /// The kinds of tree object: directory under `_bt/` and extension (spec, "Tree objects").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -123,18 +122,14 @@ impl ObjectSink {
         let path = format!("_bt/{}/{name}", kind.directory());
         if !self.dry_run {
             let location = self.locate(&path);
-            // The name is new, so writing it again after an unclear answer changes nothing.
-            retrying(|| async {
-                self.store
-                    .inner
-                    .put(&location, bytes.clone().into())
-                    .await
-                    .map_err(|e| Error::Store {
-                        object: location.to_string(),
-                        source: Arc::new(e),
-                    })
-            })
-            .await?;
+            self.store
+                .inner
+                .put(&location, bytes.into())
+                .await
+                .map_err(|e| Error::Store {
+                    object: location.to_string(),
+                    source: Arc::new(e),
+                })?;
         }
         Ok(path)
     }

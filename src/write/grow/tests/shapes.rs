@@ -67,6 +67,30 @@ async fn try_grow(table: &Table, changes: Vec<Change>, sink: &ObjectSink) -> Res
     .await
 }
 
+/// A commit handler's future moves between threads, and so must these.
+#[tokio::test]
+async fn growing_can_move_between_threads() {
+    fn movable<T: Send>(future: T) -> T {
+        future
+    }
+    let table = table(eager(), 10).await;
+    let sink = table.sink().await;
+    let stats = ReadStats::default();
+    let same = movable(grow(
+        table.tree(),
+        Vec::new(),
+        table.max_id,
+        &sink,
+        &table.policy,
+        &stats,
+    ));
+    let growth = same.await.expect("valid");
+    assert_eq!(growth.tree.next_action_sequence, table.tree().next_sequence);
+    assert_eq!(growth.paths, Vec::<String>::new());
+    let better = movable(optimize(table.tree(), &sink, &table.policy, &stats));
+    assert!(better.await.expect("valid").is_none());
+}
+
 #[tokio::test]
 async fn removing_everything_leaves_a_root_without_children_and_reads_nothing() {
     for inline_root_bytes in [0, 1 << 20] {
