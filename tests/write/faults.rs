@@ -268,3 +268,34 @@ async fn every_acknowledged_change_of_many_writers_is_there_once() {
     assert!(races > 0, "nobody ever lost a race");
     check(&uri, "many writers").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deletes_of_the_same_fragments_at_once_count_each_row_once() {
+    let twin = Twin::make(false).await;
+    let uri = twin.tree_uri().to_string();
+    let open = async || {
+        TreeTable::open(&uri, OpenOptions::default(), writing())
+            .await
+            .expect("opens")
+    };
+    // Every fragment is wanted by every writer, each row by two of them.
+    let mut writers = Vec::new();
+    for k in 0..8 {
+        let table = open().await;
+        writers.push(tokio::spawn(async move {
+            let mine = format!("id % 4 = {} AND id < 1000", k % 4);
+            table.delete(&mine).await.expect("deletes").rows
+        }));
+    }
+    let table = open().await;
+    let rows = stream_of(base_rows(1000..1100, "new"));
+    table.append(rows).await.expect("appends");
+    let mut deleted = 0;
+    for writer in writers {
+        deleted += writer.await.expect("no panic");
+    }
+    assert_eq!(deleted, 120);
+    let found: Vec<i64> = ids(&uri).await.iter().map(|row| row / 1_000_000).collect();
+    assert_eq!(found, (1000..1100).collect::<Vec<i64>>());
+    check(&uri, "overlapping deletes").await;
+}
