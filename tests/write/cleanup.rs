@@ -17,10 +17,15 @@ use datafusion::prelude::SessionContext;
 use fragtree::write::cleanup::{FileKind, Why};
 use fragtree::write::{CleanupOptions, CleanupReport, cleanup};
 use fragtree::{OpenOptions, Snapshot, SnapshotProvider, SystemColumns, VersionRef, verify};
+use futures::FutureExt;
+use futures::future::{BoxFuture, LocalBoxFuture};
 use lance::Dataset;
 use lance::dataset::cleanup::CleanupPolicyBuilder;
 
 use crate::twin::{Change, Random, Twin, text};
+
+// Helpers give boxed futures: in a debug build a future that awaits many others takes their sizes on
+// the stack several times over.
 
 /// Every file below a folder with its bytes, hints of the latest version apart.
 fn files(root: &Path) -> BTreeMap<String, u64> {
@@ -93,60 +98,78 @@ fn keep(versions: usize) -> CleanupOptions {
     }
 }
 
-async fn clean(uri: &str, options: CleanupOptions) -> CleanupReport {
-    cleanup(uri, options, OpenOptions::default(), |_| {})
-        .await
-        .expect("cleans up")
+fn clean(uri: &str, options: CleanupOptions) -> BoxFuture<'_, CleanupReport> {
+    async move {
+        cleanup(uri, options, OpenOptions::default(), |_| {})
+            .await
+            .expect("cleans up")
+    }
+    .boxed()
 }
 
-async fn open(uri: &str, reference: VersionRef) -> fragtree::Result<Arc<Snapshot>> {
-    Snapshot::open(uri, OpenOptions::default().with_reference(reference)).await
+fn open(uri: &str, reference: VersionRef) -> BoxFuture<'_, fragtree::Result<Arc<Snapshot>>> {
+    async move { Snapshot::open(uri, OpenOptions::default().with_reference(reference)).await }
+        .boxed()
 }
 
 /// All rows of a version with all its system columns, as text.
-async fn rows_of(snapshot: &Arc<Snapshot>) -> String {
-    let provider = SnapshotProvider::try_new(Arc::clone(snapshot), SystemColumns::ALL);
-    let ctx = SessionContext::new();
-    ctx.register_table("t", Arc::new(provider.expect("a table")))
-        .expect("registers");
-    let rows = ctx
-        .sql("SELECT * FROM t ORDER BY _rowaddr")
-        .await
-        .expect("plans")
-        .collect()
-        .await
-        .expect("runs");
-    arrow::util::pretty::pretty_format_batches(&rows)
-        .expect("shows")
-        .to_string()
+fn rows_of(snapshot: &Arc<Snapshot>) -> BoxFuture<'_, String> {
+    async move {
+        let provider = SnapshotProvider::try_new(Arc::clone(snapshot), SystemColumns::ALL);
+        let ctx = SessionContext::new();
+        ctx.register_table("t", Arc::new(provider.expect("a table")))
+            .expect("registers");
+        let rows = ctx
+            .sql("SELECT * FROM t ORDER BY _rowaddr")
+            .await
+            .expect("plans")
+            .collect()
+            .await
+            .expect("runs");
+        arrow::util::pretty::pretty_format_batches(&rows)
+            .expect("shows")
+            .to_string()
+    }
+    .boxed()
 }
 
 /// A version breaks no rule, has all its files, and holds `rows`.
-async fn check(uri: &str, reference: VersionRef, rows: Option<&str>, what: &str) {
-    let open_options = OpenOptions::default().with_reference(reference.clone());
-    let checks = verify::VerifyOptions::default();
-    let report = verify::verify(uri, checks, open_options, |_| {})
-        .await
-        .unwrap_or_else(|e| panic!("{what}, {reference:?}: {e}"));
-    assert!(report.ok(), "{what}, {reference:?}: {report:#?}");
-    if let Some(rows) = rows {
-        let snapshot = open(uri, reference.clone()).await.expect("opens");
-        assert_eq!(rows_of(&snapshot).await, rows, "{what}, {reference:?}");
+fn check<'a>(
+    uri: &'a str,
+    reference: VersionRef,
+    rows: Option<&'a str>,
+    what: &'a str,
+) -> LocalBoxFuture<'a, ()> {
+    async move {
+        let open_options = OpenOptions::default().with_reference(reference.clone());
+        let checks = verify::VerifyOptions::default();
+        let report = verify::verify(uri, checks, open_options, |_| {})
+            .await
+            .unwrap_or_else(|e| panic!("{what}, {reference:?}: {e}"));
+        assert!(report.ok(), "{what}, {reference:?}: {report:#?}");
+        if let Some(rows) = rows {
+            let snapshot = open(uri, reference.clone()).await.expect("opens");
+            assert_eq!(rows_of(&snapshot).await, rows, "{what}, {reference:?}");
+        }
     }
+    .boxed_local()
 }
 
 /// The versions a table has.
-async fn versions(uri: &str) -> BTreeSet<u64> {
-    let latest = open(uri, VersionRef::latest()).await.expect("opens");
-    let mut found = BTreeSet::new();
-    for version in 1..=latest.version() {
-        match open(uri, VersionRef::version(version)).await {
-            Ok(_) => found.insert(version),
-            Err(fragtree::Error::NotFound { .. }) => continue,
-            Err(e) => panic!("version {version}: {e}"),
-        };
+fn versions(uri: &str) -> BoxFuture<'_, BTreeSet<u64>> {
+    async move {
+        let latest = open(uri, VersionRef::latest()).await.expect("opens");
+        let mut found = BTreeSet::new();
+        for version in 1..=latest.version() {
+            match open(uri, VersionRef::version(version)).await {
+                Ok(_) => found.insert(version),
+                Err(fragtree::Error::NotFound { .. }) => continue,
+                Err(e) => panic!("version {version}: {e}"),
+            };
+        }
+        found
     }
-    found
+    .boxed()
 }
 
 /// What of `before` is gone, as paths.
@@ -156,84 +179,99 @@ fn gone(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> BTreeS
 }
 
 /// Runs a cleanup after a dry run, which must change nothing and foretell exactly what goes.
-async fn clean_as_foretold(uri: &str, options: CleanupOptions, what: &str) -> CleanupReport {
-    let before = files_at(uri);
-    let dry = CleanupOptions {
-        dry_run: true,
-        ..options.clone()
-    };
-    let mut foretold = clean(uri, dry).await;
-    assert_eq!(files_at(uri), before, "{what}: a dry run");
-    let report = clean(uri, options).await;
-    let after = files_at(uri);
-    assert!(foretold.dry_run && !report.dry_run, "{what}");
-    foretold.dry_run = false;
-    foretold.objects_read = report.objects_read;
-    foretold.object_bytes_read = report.object_bytes_read;
-    assert_eq!(foretold, report, "{what}");
-    let listed: BTreeSet<_> = report.files.iter().map(|f| f.path.clone()).collect();
-    assert_eq!(listed, gone(&before, &after), "{what}");
-    let total = report.total();
-    let bytes: u64 = listed.iter().map(|path| before[path]).sum();
-    assert_eq!(
-        (total.files, total.bytes),
-        (listed.len() as u64, bytes),
-        "{what}"
-    );
-    report
+fn clean_as_foretold<'a>(
+    uri: &'a str,
+    options: CleanupOptions,
+    what: &'a str,
+) -> BoxFuture<'a, CleanupReport> {
+    async move {
+        let before = files_at(uri);
+        let dry = CleanupOptions {
+            dry_run: true,
+            ..options.clone()
+        };
+        let mut foretold = clean(uri, dry).await;
+        assert_eq!(files_at(uri), before, "{what}: a dry run");
+        let report = clean(uri, options).await;
+        let after = files_at(uri);
+        assert!(foretold.dry_run && !report.dry_run, "{what}");
+        foretold.dry_run = false;
+        foretold.objects_read = report.objects_read;
+        foretold.object_bytes_read = report.object_bytes_read;
+        assert_eq!(foretold, report, "{what}");
+        let listed: BTreeSet<_> = report.files.iter().map(|f| f.path.clone()).collect();
+        assert_eq!(listed, gone(&before, &after), "{what}");
+        let total = report.total();
+        let bytes: u64 = listed.iter().map(|path| before[path]).sum();
+        assert_eq!(
+            (total.files, total.bytes),
+            (listed.len() as u64, bytes),
+            "{what}"
+        );
+        report
+    }
+    .boxed()
 }
 
 /// Lance's own cleanup of a flat table.
-async fn clean_by_lance(uri: &str, options: &CleanupOptions) {
-    let dataset = Dataset::open(uri).await.expect("opens");
-    let mut policy = CleanupPolicyBuilder::default()
-        .error_if_tagged_old_versions(options.error_if_tagged)
-        .delete_unverified(options.delete_unverified);
-    if let Some(keep) = options.keep {
-        policy = policy
-            .retain_n_versions(&dataset, keep)
-            .await
-            .expect("a policy");
+fn clean_by_lance<'a>(uri: &'a str, options: &'a CleanupOptions) -> BoxFuture<'a, ()> {
+    async move {
+        let dataset = Dataset::open(uri).await.expect("opens");
+        let mut policy = CleanupPolicyBuilder::default()
+            .error_if_tagged_old_versions(options.error_if_tagged)
+            .delete_unverified(options.delete_unverified);
+        if let Some(keep) = options.keep {
+            policy = policy
+                .retain_n_versions(&dataset, keep)
+                .await
+                .expect("a policy");
+        }
+        if let Some(versions) = &options.versions {
+            policy = policy
+                .versions(versions.iter().copied().collect())
+                .expect("a policy");
+        }
+        let mut policy = policy.build();
+        policy.before_version = options.before_version.or(policy.before_version);
+        let done = dataset.cleanup(policy).execute().await;
+        done.expect("Lance cleans up");
     }
-    if let Some(versions) = &options.versions {
-        policy = policy
-            .versions(versions.iter().copied().collect())
-            .expect("a policy");
-    }
-    let mut policy = policy.build();
-    policy.before_version = options.before_version.or(policy.before_version);
-    let done = dataset.cleanup(policy).execute().await;
-    done.expect("Lance cleans up");
+    .boxed()
 }
 
 /// A twin with a history of everything.
-async fn with_history(stable: bool) -> Twin {
-    let mut twin = Twin::make(stable).await;
-    for change in [
-        Change::Append { rows: 7 },
-        Change::Delete("id % 5 = 2".into()),
-        Change::Delete("id between 10 and 24".into()),
-        Change::Update("id % 7 = 3".into(), "g".into(), "g + 100".into()),
-        Change::Index("id".into()),
-        Change::Append { rows: 12 },
-        Change::OptimizeIndices,
-        Change::AddExpression("e1".into(), "id * 2".into()),
-        Change::AddNulls("n1".into()),
-        Change::Backfill {
-            column: "n1".into(),
-            every: 2,
-        },
-        Change::Delete("g = 3".into()),
-        Change::Compact,
-        Change::Drop("e1".into()),
-        Change::Restore { back: 3 },
-        Change::Delete("id % 4 = 0".into()),
-        Change::DropIndex("id".into()),
-        Change::Append { rows: 3 },
-    ] {
-        twin.apply(&change).await;
+fn with_history(stable: bool) -> BoxFuture<'static, Twin> {
+    async move {
+        let mut twin = Twin::make(stable).await;
+        for change in [
+            Change::Append { rows: 7 },
+            Change::Delete("id % 5 = 2".into()),
+            Change::Delete("id between 10 and 24".into()),
+            Change::Update("id % 7 = 3".into(), "g".into(), "g + 100".into()),
+            Change::Index("id".into()),
+            Change::Append { rows: 12 },
+            Change::OptimizeIndices,
+            Change::AddExpression("e1".into(), "id * 2".into()),
+            Change::AddNulls("n1".into()),
+            Change::Backfill {
+                column: "n1".into(),
+                every: 2,
+            },
+            Change::Delete("g = 3".into()),
+            Change::Compact,
+            Change::Drop("e1".into()),
+            Change::Restore { back: 3 },
+            Change::Delete("id % 4 = 0".into()),
+            Change::DropIndex("id".into()),
+            Change::Drop("e1".into()),
+            Change::Drop("n1".into()),
+            Change::Append { rows: 3 },
+        ] {
+            twin.apply(&change).await;
+        }
+        twin
     }
-    twin
+    .boxed()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,8 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use fragtree::write::{CleanupOptions, CleanupReport, TreeTable, WriteOptions, cleanup};
+use fragtree::write::{
+    CleanupOptions, CleanupReport, ConvertOptions, TreeTable, WriteOptions, cleanup, convert,
+};
 use fragtree::{Layout, OpenOptions, VersionRef};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use lance::Dataset;
 use lance::dataset::cleanup::CleanupPolicyBuilder;
 use lance_table::format::pb;
@@ -20,17 +24,64 @@ fn on(branch: &str) -> OpenOptions {
     OpenOptions::default().with_reference(VersionRef::branch(branch))
 }
 
-async fn writer(uri: &str, open: OpenOptions) -> TreeTable {
+fn writer(uri: &str, open: OpenOptions) -> BoxFuture<'_, TreeTable> {
     let write = WriteOptions {
         policy: Some(tiny()),
         ..Default::default()
     };
-    TreeTable::open(uri, open, write).await.expect("opens")
+    async move { TreeTable::open(uri, open, write).await.expect("opens") }.boxed()
 }
 
-async fn append(table: &TreeTable, from: i64) {
+fn append(table: &TreeTable, from: i64) -> BoxFuture<'_, ()> {
     let rows = stream_of(base_rows(from..from + 9, "later"));
-    table.append(rows).await.expect("appends");
+    async move {
+        table.append(rows).await.expect("appends");
+    }
+    .boxed()
+}
+
+fn delete<'a>(table: &'a TreeTable, predicate: &'a str) -> BoxFuture<'a, ()> {
+    async move {
+        table.delete(predicate).await.expect("deletes");
+    }
+    .boxed()
+}
+
+/// Nothing of before is needed after this.
+fn overwrite(table: &TreeTable) -> BoxFuture<'_, ()> {
+    let rows = stream_of(base_rows(0..10, "own"));
+    async move {
+        table.overwrite(rows).await.expect("overwrites");
+    }
+    .boxed()
+}
+
+fn branch_of<'a>(table: &'a TreeTable, name: &'a str) -> BoxFuture<'a, ()> {
+    async move {
+        let latest = VersionRef::latest();
+        table.create_branch(name, latest).await.expect("branches");
+    }
+    .boxed()
+}
+
+fn to_tree(uri: &str, open: OpenOptions) -> BoxFuture<'_, ()> {
+    let options = ConvertOptions {
+        policy: tiny(),
+        force: true,
+        ..ConvertOptions::to_tree()
+    };
+    async move {
+        convert(uri, options, open).await.expect("converts");
+    }
+    .boxed()
+}
+
+fn clean_branch<'a>(uri: &'a str, branch: &'a str) -> BoxFuture<'a, CleanupReport> {
+    async move {
+        let report = cleanup(uri, all(), on(branch), |_| {}).await;
+        report.expect("cleans up")
+    }
+    .boxed()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,17 +90,12 @@ async fn a_branch_keeps_what_it_shares() {
     let uri = twin.tree_uri();
     let table = twin.table();
     let root = open(uri, VersionRef::latest()).await.expect("opens");
-    table
-        .create_branch("side", VersionRef::latest())
-        .await
-        .expect("branches");
+    branch_of(table, "side").await;
     let side = writer(uri, on("side")).await;
-    side.delete("id % 3 = 1").await.expect("deletes");
+    delete(&side, "id % 3 = 1").await;
     append(&side, 20_000).await;
     // A branch of the branch needs files of the main one too.
-    side.create_branch("deep/er", VersionRef::latest())
-        .await
-        .expect("branches");
+    branch_of(&side, "deep/er").await;
     let deep = writer(uri, on("deep/er")).await;
     append(&deep, 30_000).await;
     let mut rows = HashMap::new();
@@ -58,10 +104,7 @@ async fn a_branch_keeps_what_it_shares() {
         rows.insert(branch, rows_of(&snapshot).await);
     }
     // The main one forgets everything it had.
-    table
-        .overwrite(stream_of(base_rows(0..10, "new")))
-        .await
-        .expect("overwrites");
+    overwrite(table).await;
     append(table, 40_000).await;
     let report = clean_as_foretold(uri, all(), "with branches").await;
     let latest = report.latest_version;
@@ -88,9 +131,7 @@ async fn a_branch_keeps_what_it_shares() {
     let before = files_at(uri);
     let mut main = before.clone();
     main.retain(|path, _| !path.starts_with("tree/"));
-    let report = cleanup(uri, all(), on("side"), |_| {})
-        .await
-        .expect("cleans");
+    let report = clean_branch(uri, "side").await;
     assert!(!report.removed_versions.is_empty());
     let mut left = files_at(uri);
     left.retain(|path, _| !path.starts_with("tree/"));
@@ -120,22 +161,13 @@ async fn flat_and_tree_branches_protect_each_other() {
     flat.create_branch("tree", root, None)
         .await
         .expect("branches");
-    for reference in [VersionRef::branch("tree"), VersionRef::latest()] {
-        let options = fragtree::write::ConvertOptions {
-            policy: tiny(),
-            force: true,
-            ..fragtree::write::ConvertOptions::to_tree()
-        };
-        let open = OpenOptions::default().with_reference(reference);
-        fragtree::write::convert(uri, options, open)
-            .await
-            .expect("converts");
-    }
+    to_tree(uri, on("tree")).await;
+    to_tree(uri, OpenOptions::default()).await;
     let branches = ["flat", "tree"];
     let mut rows = Vec::new();
     for branch in branches {
         let table = writer(uri, on(branch)).await;
-        table.delete("id % 6 = 2").await.expect("deletes");
+        delete(&table, "id % 6 = 2").await;
         append(&table, 50_000).await;
         let snapshot = open(uri, VersionRef::branch(branch)).await.expect("opens");
         rows.push(rows_of(&snapshot).await);
@@ -149,8 +181,7 @@ async fn flat_and_tree_branches_protect_each_other() {
         check(uri, reference, None, "main").await;
     }
     for (branch, rows) in branches.iter().zip(&rows) {
-        let report = cleanup(uri, all(), on(branch), |_| {}).await;
-        report.expect("cleans up");
+        clean_branch(uri, branch).await;
         check(uri, VersionRef::branch(*branch), Some(rows), "a branch").await;
     }
     let layouts = [Layout::Flat, Layout::Tree];
@@ -175,10 +206,7 @@ async fn branches_are_cleaned_by_their_own_settings() {
     let uri = twin.tree_uri();
     let table = twin.table();
     for branch in ["with", "without"] {
-        table
-            .create_branch(branch, VersionRef::latest())
-            .await
-            .expect("branches");
+        branch_of(table, branch).await;
         append(&writer(uri, on(branch)).await, 20_000).await;
     }
     let with = writer(uri, on("with")).await;
@@ -189,9 +217,7 @@ async fn branches_are_cleaned_by_their_own_settings() {
     .await
     .expect("commits");
     // The settings clean up after each commit; what is here by now is what they keep.
-    with.overwrite(stream_of(base_rows(0..5, "own")))
-        .await
-        .expect("overwrites");
+    overwrite(&with).await;
     append(table, 40_000).await;
     let before = files_at(uri);
     let foretold = cascade(uri, true).await;
@@ -222,7 +248,7 @@ async fn a_clone_owns_nothing_of_its_source() {
     let clone = twin.shallow_clone().await;
     let source = files_at(twin.tree_uri());
     let table = clone.table();
-    table.delete("id % 3 = 0").await.expect("deletes");
+    delete(table, "id % 3 = 0").await;
     append(table, 30_000).await;
     table
         .update(Some("id % 5 = 1"), &[("g", "0")])
@@ -244,10 +270,7 @@ async fn a_clone_owns_nothing_of_its_source() {
     )
     .await;
     // Even when the clone needs none of it any more.
-    table
-        .overwrite(stream_of(base_rows(0..5, "own")))
-        .await
-        .expect("overwrites");
+    overwrite(table).await;
     clean(clone.tree_uri(), all()).await;
     check(clone.tree_uri(), VersionRef::latest(), None, "a clone").await;
     assert_eq!(files_at(twin.tree_uri()), source, "the source is untouched");
@@ -354,9 +377,7 @@ async fn detached_versions_stay_until_they_are_named() {
     let number = detached.version().version;
     // The history forgets everything that the detached version shares.
     let main = writer(uri, OpenOptions::default()).await;
-    main.overwrite(stream_of(base_rows(0..5, "own")))
-        .await
-        .expect("overwrites");
+    overwrite(&main).await;
     let report = clean_as_foretold(uri, all(), "detached").await;
     assert_eq!(report.kept_versions, 2);
     check(uri, VersionRef::version(number), None, "detached").await;
@@ -388,10 +409,8 @@ async fn no_less_stays_for_a_branch_than_in_lance() {
         .await
         .expect("branches");
     let main = writer(twin.flat_uri(), OpenOptions::default()).await;
-    main.delete("id < 60").await.expect("deletes");
-    main.overwrite(stream_of(base_rows(0..5, "own")))
-        .await
-        .expect("overwrites");
+    delete(&main, "id < 60").await;
+    overwrite(&main).await;
     let folder = tempfile::tempdir().expect("a folder");
     // In the same place, or the branch's base path leads to another table.
     let saved = folder.path().join("saved");

@@ -67,12 +67,13 @@ async fn a_cleanup_that_is_stopped_leaves_every_version_whole() {
         let copy = text(&folder.path().join(format!("{at}.lance")));
         copy_with_times(Path::new(twin.tree_uri()), Path::new(&copy));
         let (probe, stopped) = stopping(at);
+        let uri = probed(&copy);
         let options = CleanupOptions {
             delete_concurrency: Some(1),
             ..keep(3)
         };
         tokio::select! {
-            report = cleanup(&probed(&copy), options, with(&probe), |_| {}) => {
+            report = cleanup(&uri, options, with(&probe), |_| {}) => {
                 assert_eq!(report.expect("cleans up").failures, 0);
                 completed = true;
             }
