@@ -178,7 +178,7 @@ impl TreeCommitHandler {
             });
         };
         let operation = self.operation(manifest, transaction.as_ref()).await?;
-        let growth = self.grow_tree(&base, tree, manifest, &operation).await?;
+        let growth = Box::pin(self.grow_tree(&base, tree, manifest, &operation)).await?;
         let indices = indices.map(|new| keep_unseen(&base, new, manifest, &operation));
         let indices = indices.transpose()?.filter(|list| !list.is_empty());
         let head = base.snapshot.head();
@@ -721,10 +721,8 @@ impl CommitHandler for TreeCommitHandler {
                 .await;
         }
         let new_ids: Vec<u64> = manifest.fragments.iter().map(|f| f.id).collect();
-        let file = self
-            .next_version(manifest, indices, manifest_writer, transaction)
-            .await
-            .map_err(|e| self.failed(e))?;
+        let next = self.next_version(manifest, indices, manifest_writer, transaction);
+        let file = Box::pin(next).await.map_err(|e| self.failed(e))?;
         let published = publish_bytes(
             &self.inner,
             &self.store,

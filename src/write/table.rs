@@ -146,7 +146,7 @@ impl TreeTable {
     /// # Errors
     /// Those of [`Snapshot::open`].
     pub async fn latest(&self) -> Result<Arc<Snapshot>> {
-        Snapshot::open(&self.uri, self.options.clone()).await
+        Box::pin(Snapshot::open(&self.uri, self.options.clone())).await
     }
 
     /// Does any native write: `work` gets a Lance dataset of the latest version that holds the
@@ -180,7 +180,7 @@ impl TreeTable {
     where
         F: Future<Output = lance::Result<T>> + Send,
     {
-        self.run(snapshot, scope, None, false, work).await
+        Box::pin(self.run(snapshot, scope, None, false, work)).await
     }
 
     /// [`Self::on`] for work that makes another table through `target`.
@@ -194,7 +194,7 @@ impl TreeTable {
     where
         F: Future<Output = lance::Result<T>> + Send,
     {
-        self.run(snapshot, scope, target, false, work).await
+        Box::pin(self.run(snapshot, scope, target, false, work)).await
     }
 
     /// Reorganizes the tree: drains buffers, merges small objects, splits large ones. Fragments stay as
@@ -254,7 +254,7 @@ impl TreeTable {
         let context = || format!("cannot write to {}", self.uri);
         if snapshot.layout() == Layout::Flat {
             let dataset = self.flat_version(snapshot).await?;
-            let failed = match work(dataset).await {
+            let failed = match Box::pin(work(dataset)).await {
                 Ok(done) => return Ok((done, CommitReport::default())),
                 Err(error) => lance_error(context(), error),
             };
@@ -271,10 +271,10 @@ impl TreeTable {
             }
             return Err(failed);
         }
-        let views = self
+        let begun = self
             .stores
-            .begin(Arc::clone(snapshot), scope, self.options.clone())
-            .await?;
+            .begin(Arc::clone(snapshot), scope, self.options.clone());
+        let views = Box::pin(begun).await?;
         let handler = TreeCommitHandler::new(
             snapshot,
             Arc::clone(&views),
@@ -294,7 +294,8 @@ impl TreeTable {
             .load()
             .await
             .map_err(|e| Error::lance(context(), e))?;
-        match work(dataset).await {
+        // Boxed, as are the other long futures of a write: together they would fill a thread's stack.
+        match Box::pin(work(dataset)).await {
             Ok(done) => {
                 let commits = handler.take_settings();
                 if !self.write.skip_auto_cleanup && !commits.is_empty() {

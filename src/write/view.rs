@@ -162,7 +162,7 @@ impl Views {
             None => {
                 let reference = VersionRef::version(key.version);
                 let options = self.options.clone().with_reference(reference);
-                Snapshot::open(&self.uri, options).await?
+                Box::pin(Snapshot::open(&self.uri, options)).await?
             }
         };
         let scope = if key.bare {
