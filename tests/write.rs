@@ -3,6 +3,7 @@
 #![expect(clippy::panic, reason = "helpers of tests")]
 
 #[path = "common/probe.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
 mod probe;
 
 #[path = "write/cleanup.rs"]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
+use datafusion::common::runtime::SpawnedTask;
 use datafusion::prelude::SessionContext;
 use fragtree::write::{RowsReport, TreeTable, WriteOptions};
 use fragtree::{FragmentRanges, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, verify};
@@ -230,7 +231,7 @@ async fn every_acknowledged_change_of_many_writers_is_there_once() {
     let before: Vec<i64> = ids(&uri).await.iter().map(|row| row / 1_000_000).collect();
     let writers = (0..WRITERS).map(|writer| {
         let uri = uri.clone();
-        tokio::spawn(async move {
+        SpawnedTask::spawn(async move {
             let table = TreeTable::open(&uri, OpenOptions::default(), writing())
                 .await
                 .expect("opens");
@@ -282,7 +283,7 @@ async fn deletes_of_the_same_fragments_at_once_count_each_row_once() {
     let mut writers = Vec::new();
     for k in 0..8 {
         let table = open().await;
-        writers.push(tokio::spawn(async move {
+        writers.push(SpawnedTask::spawn(async move {
             let mine = format!("id % 4 = {} AND id < 1000", k % 4);
             table.delete(&mine).await.expect("deletes").rows
         }));

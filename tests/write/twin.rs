@@ -76,19 +76,24 @@ pub(crate) struct Twin {
 
 const ROWS_PER_FILE: usize = 4;
 
+fn signed(number: usize) -> i64 {
+    i64::try_from(number).expect("small")
+}
+
 pub(crate) fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_string()
 }
 
 /// Sizes at which a few dozen fragments make several levels.
 pub(crate) fn tiny() -> TreePolicy {
-    let mut policy = TreePolicy::default();
-    policy.leaf_bytes = 6 << 10;
-    policy.node_bytes = 400;
-    policy.buffer_bytes = 600;
-    policy.root_buffer_bytes = 300;
-    policy.min_fragments = 1;
-    policy
+    TreePolicy {
+        leaf_bytes: 6 << 10,
+        node_bytes: 400,
+        buffer_bytes: 600,
+        root_buffer_bytes: 300,
+        min_fragments: 1,
+        ..Default::default()
+    }
 }
 
 fn params(mode: WriteMode, stable: bool) -> WriteParams {
@@ -321,7 +326,7 @@ impl Twin {
                 None if f.is_nullable() => {
                     arrow::array::new_null_array(f.data_type(), rows.num_rows())
                 }
-                None => Arc::new(Int64Array::from_iter_values(0..rows.num_rows() as i64)),
+                None => Arc::new(Int64Array::from_iter_values(0..signed(rows.num_rows()))),
             })
             .collect();
         RecordBatch::try_new(Arc::new(schema), columns).expect("a batch")
@@ -501,12 +506,12 @@ impl Twin {
         let schema = Schema::new(vec![Field::new(column, DataType::Int64, true)]);
         let mut files = Vec::new();
         for fragment in flat.get_fragments() {
-            if fragment.id() as u64 % every != 0 {
+            if !(fragment.id() as u64).is_multiple_of(every) {
                 continue;
             }
             let rows = fragment.physical_rows().await.expect("rows");
             let values: Int64Array = (0..rows)
-                .map(|r| Some((fragment.id() * 100 + r) as i64))
+                .map(|r| Some(signed(fragment.id() * 100 + r)))
                 .collect();
             let batch = RecordBatch::try_new(Arc::new(schema.clone()), vec![Arc::new(values)])
                 .expect("a batch");
@@ -626,7 +631,7 @@ impl Twin {
         self.names += 1;
         match random.below(16) {
             0..4 => Change::Append {
-                rows: 1 + random.below(12) as i64,
+                rows: 1 + random.below(12).cast_signed(),
             },
             4 | 5 => Change::Delete(format!(
                 "id % {} = {}",
@@ -643,7 +648,7 @@ impl Twin {
                 format!("'set {}'", self.names),
             ),
             9 => {
-                let from = random.below(1100) as i64;
+                let from = random.below(1100).cast_signed();
                 Change::Merge {
                     from,
                     to: from + 15,
