@@ -305,6 +305,9 @@ impl TreeCommitHandler {
                     )
                     .await?
                 };
+                for path in &growth.paths {
+                    tracing::debug!(%path, version = manifest.version, "a tree object");
+                }
                 let report = &growth.report;
                 Ok(NewTree {
                     has_deletions: report.counts.total_rows != report.counts.visible_rows,
