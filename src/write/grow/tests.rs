@@ -4,6 +4,7 @@
 //! directory: what a version resolves to is read back by the crate's own reader and checked by its
 //! own `verify`.
 
+mod by_hand;
 mod costs;
 mod foreign;
 mod shapes;

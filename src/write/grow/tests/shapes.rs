@@ -1,12 +1,11 @@
 //! What a change does to the shape of a tree, and what it does not touch.
 
 use super::*;
-use crate::tree::leaf_write::LeafBuilder;
 use crate::tree::object::ReadStatsSnapshot;
 use crate::write::build::TreeBuilder;
 
 /// Leaves of about twenty fragments, nodes of about eight children, no buffers.
-fn eager() -> TreePolicy {
+pub(super) fn eager() -> TreePolicy {
     TreePolicy {
         leaf_bytes: 6500,
         node_bytes: 600,
@@ -19,7 +18,7 @@ fn eager() -> TreePolicy {
 }
 
 /// A fragment of one file with a name that cannot be compressed, as Lance gives.
-fn plain(id: u32) -> pb::DataFragment {
+pub(super) fn plain(id: u32) -> pb::DataFragment {
     let mut rng = StdRng::seed_from_u64(u64::from(id));
     let name = uuid::Uuid::from_u128(rng.random());
     pb::DataFragment {
@@ -38,7 +37,7 @@ fn append(ids: std::ops::Range<u32>) -> Actions {
         .collect()
 }
 
-fn remove(ids: impl IntoIterator<Item = u32>) -> Actions {
+pub(super) fn remove(ids: impl IntoIterator<Item = u32>) -> Actions {
     ids.into_iter().map(|id| (id, Action::Remove)).collect()
 }
 
@@ -377,138 +376,6 @@ async fn changes_that_no_tree_can_hold_are_refused() {
         let error = try_grow(&table, changes, &sink).await.expect_err("wrong");
         assert_eq!(error.corrupt_rule(), Some(rule), "{error}");
     }
-}
-
-/// Writes objects of a tree that this writer would not make.
-struct ByHand<'a>(&'a FsPath);
-
-impl ByHand<'_> {
-    fn put(&self, path: &str, bytes: &[u8]) {
-        let target = self.0.join(path);
-        std::fs::create_dir_all(target.parent().expect("a directory")).expect("writable");
-        std::fs::write(target, bytes).expect("writable");
-    }
-
-    async fn leaf(&self, name: &str, min_key: u64, records: &[pb::DataFragment]) -> Child {
-        let mut builder = LeafBuilder::new();
-        let mut tally = Tally::default();
-        for record in records {
-            builder.push(record).expect("in order");
-            tally += counts_of(record);
-        }
-        let bytes = builder.encode().await.expect("encodes");
-        let path = format!("_bt/leaf/{name}.lance");
-        self.put(&path, &bytes);
-        Child {
-            path,
-            base_id: None,
-            min_key,
-            counts: tally.counts("leaf").expect("valid"),
-            height: 0,
-            num_children: 0,
-            object_size: bytes.len() as u64,
-            watermark: 0,
-        }
-    }
-
-    fn node(&self, name: &str, children: Vec<Child>, buffer: Vec<Arc<Mutation>>) -> Child {
-        let (min_key, height) = (children[0].min_key, children[0].height + 1);
-        let num_children = u32::try_from(children.len()).expect("few");
-        let node = Node { children, buffer };
-        let bytes = node.encode().encode_to_vec();
-        let path = format!("_bt/node/{name}.node");
-        self.put(&path, &bytes);
-        Child {
-            path,
-            base_id: None,
-            min_key,
-            counts: node.tally().counts("node").expect("valid"),
-            height,
-            num_children,
-            object_size: bytes.len() as u64,
-            watermark: 0,
-        }
-    }
-}
-
-/// Sequence order is not level order: here a node holds what belongs between two mutations of its
-/// root. Neither may be left out for the other.
-#[tokio::test]
-async fn a_newer_mutation_below_an_older_one_keeps_its_place() {
-    let empty = Table::new(eager()).await;
-    let hand = ByHand(&empty.dir);
-    let mut nodes = Vec::new();
-    let deleted = |sequence, rows, visible_rows| {
-        Arc::new(Mutation {
-            sequence,
-            target: 5,
-            action: Action::AddDeletionFile(deletion(rows)),
-            delta: Delta {
-                visible_rows,
-                ..Default::default()
-            },
-        })
-    };
-    for node in 0..2u32 {
-        let mut leaves = Vec::new();
-        for leaf in 0..2u32 {
-            let first = node * 20 + leaf * 10;
-            let records: Vec<_> = (first..first + 10).map(plain).collect();
-            let name = format!("{first}");
-            leaves.push(hand.leaf(&name, u64::from(first), &records).await);
-        }
-        let buffer = if node == 0 {
-            vec![deleted(7, 5, -3)]
-        } else {
-            vec![]
-        };
-        nodes.push(hand.node(&format!("{node}"), leaves, buffer));
-    }
-    let root = Root {
-        node: Node {
-            children: nodes,
-            buffer: vec![deleted(9, 6, -1), deleted(3, 2, -2)],
-        },
-        next_sequence: 10,
-    };
-    let tree = pb::FragmentTree {
-        root: Some(pb::fragment_tree::Root::InlineRoot(root.encode())),
-        mutations_since_root: Vec::new(),
-        next_action_sequence: 10,
-    };
-    let mut model: Model = (0..40).map(|id| (id, plain(id))).collect();
-    model.get_mut(&5).expect("present").deletion_file = Some(deletion(6));
-    let policy = TreePolicy {
-        root_buffer_bytes: 4096,
-        ..eager()
-    };
-    // The same objects under a manifest of the table's own.
-    let mut table = empty;
-    table.policy = policy;
-    table.model = model;
-    table.max_id = Some(39);
-    table.publish(tree).await;
-    let mut rng = StdRng::seed_from_u64(1);
-    table.check(&mut rng).await;
-    table
-        .commit(vec![
-            (5, Action::AddDeletionFile(deletion(8))),
-            (5, Action::AddDeletionFile(deletion(9))),
-            (30, Action::AddDataFile(file(30, 1))),
-        ])
-        .await;
-    let own: Vec<_> = pending(table.tree()).iter().map(|m| m.key()).collect();
-    assert_eq!(
-        own,
-        [(5, 3), (5, 9), (5, 11), (30, 12)],
-        "only new ones are squashed"
-    );
-    table.check(&mut rng).await;
-    table.verify().await;
-    table.policy.root_buffer_bytes = 0;
-    table.commit(vec![(5, Action::ClearDeletionFile)]).await;
-    table.check(&mut rng).await;
-    table.verify().await;
 }
 
 #[tokio::test]
