@@ -547,3 +547,54 @@ fn verify_lists_what_is_wrong() {
     );
     assert_eq!(stderr(&output), "");
 }
+
+#[test]
+fn cleanup_says_what_goes_and_removes_just_that() {
+    let tables = Tables::make();
+    let uri = tables.uri();
+    let count = || {
+        let versions = std::fs::read_dir(Path::new(&uri).join("_versions")).unwrap();
+        let names = versions.map(|entry| entry.unwrap().file_name());
+        names
+            .filter(|name| name.to_str().unwrap().ends_with(".manifest"))
+            .count()
+    };
+    // A week is the default, and everything is younger.
+    let text = good(&tables.run(&["cleanup", &uri]));
+    assert!(text.contains("0 versions, 0 files"), "{text}");
+
+    let dry = ["cleanup", &uri, "--keep", "1", "--dry-run"];
+    let text = good(&tables.run(&[&dry[..], &["--list", "9"]].concat()));
+    assert!(text.contains("would go  1 version, 2 files"), "{text}");
+    assert!(text.contains("_transactions/"), "{text}");
+    assert_eq!(count(), 2);
+    let mut foretold = tables.json(&[&dry[..], &["--format", "json"]].concat());
+    let report = tables.json(&["cleanup", &uri, "--keep", "1", "--format", "json"]);
+    assert_eq!(count(), 1);
+    foretold["dry_run"] = json!(false);
+    assert_eq!(foretold, report);
+    assert_eq!(report["removed_versions"], json!([1]));
+    assert_eq!(
+        (&report["removed"][0]["kind"], &report["removed"][0]["why"]),
+        (&json!("manifest"), &json!("version_removed"))
+    );
+    good(&tables.run(&["verify", &uri]));
+
+    let gone = tables.run(&["inspect", &uri, "--version", "1"]);
+    assert_eq!(gone.status.code(), Some(1));
+    for senseless in [
+        &["--older-than", "soon"][..],
+        &["--before", "yesterday"],
+        &["--keep", "few"],
+    ] {
+        let output = tables.run(&[&["cleanup", &uri], senseless].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    }
+    let output = tables.run(&["cleanup", &uri, "--keep", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("at least 1"),
+        "{}",
+        stderr(&output)
+    );
+}

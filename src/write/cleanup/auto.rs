@@ -1,7 +1,12 @@
 //! Cleanup after commits, by the `lance.auto_cleanup.*` settings in a table's config.
 //!
 //! Lance runs its own from inside a commit. On a view it would take the few fragments it sees for the
-//! whole table, so those settings are hidden from it, and this runs in its place.
+//! whole table, so those settings are hidden from it, and this runs in its place. Commits to a flat
+//! table are Lance's, and so is the cleanup after them; it logs a warning and does nothing when an
+//! older version is a tree.
+//!
+//! A cleanup reads every manifest and lists every file, here as in Lance: `interval` says how many
+//! commits share that.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -143,15 +143,17 @@ impl Run<'_> {
         let newest = history.first().copied().unwrap_or(table.latest);
         let references = table.references().await?;
         let branches = self.referenced(table, &policy, &references).await?;
-        let mut cleaned = false;
+        let mut cleaned = BTreeSet::new();
         if options.clean_referenced_branches && !cascaded {
             for (name, _) in &branches {
-                cleaned |= self.branch(table, name).await?;
+                if self.branch(table, name).await? {
+                    cleaned.insert(name.clone());
+                }
             }
         }
         let reach = Arc::new(Reach::new(table));
         let mut kept = self
-            .enter_branches(table, &reach, &branches, !cascaded, cleaned)
+            .enter_branches(table, &reach, &branches, (!cascaded).then_some(&cleaned))
             .await?;
         kept.extend(references.tags.keys());
         let doomed = self
@@ -219,14 +221,14 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Enters all versions of branches. The versions of this table that stay for them.
+    /// Enters all versions of branches. The versions of this table that stay for them. Reports about
+    /// them when told which were cleaned.
     async fn enter_branches(
         &mut self,
         table: &Lineage,
         reach: &Arc<Reach>,
         branches: &[(String, u64)],
-        report: bool,
-        cleaned: bool,
+        report_with: Option<&BTreeSet<String>>,
     ) -> Result<BTreeSet<u64>> {
         let mut kept = BTreeSet::new();
         for (name, version) in branches {
@@ -247,12 +249,12 @@ impl Run<'_> {
             if named {
                 kept.insert(*version);
             }
-            if report {
+            if let Some(cleaned) = report_with {
                 self.ledger.report.branches.push(ReferencedBranch {
                     name: name.clone(),
                     version: *version,
                     keeps_version: named,
-                    cleaned,
+                    cleaned: cleaned.contains(name),
                 });
             }
         }
