@@ -44,7 +44,6 @@ use crate::error::{Error, Result};
 use crate::manifest::frame_manifest;
 use crate::ranges::FragmentRanges;
 use crate::snapshot::{Catalog, Snapshot, TreeCatalog};
-use crate::tree::object::ReadStats;
 use crate::tree_scan::{WalkOptions, WalkState};
 
 /// Config keys of Lance's own cleanup after a commit. It would take a view for the whole table, so
@@ -72,7 +71,7 @@ pub struct CommitReport {
     pub objects_written: u64,
     /// Bytes of those objects.
     pub object_bytes_written: u64,
-    /// Requests for tree objects.
+    /// Requests for tree objects, those for the records that the change saw included.
     pub objects_read: u64,
     /// Bytes of those objects.
     pub object_bytes_read: u64,
@@ -93,7 +92,6 @@ pub(crate) struct TreeCommitHandler {
     base: Path,
     sink: ObjectSink,
     store: Arc<ObjectStore>,
-    stats: ReadStats,
     outcome: Mutex<Outcome>,
 }
 
@@ -131,7 +129,6 @@ impl TreeCommitHandler {
             sink: ObjectSink::new(Arc::clone(&store), base.clone(), false),
             base,
             store,
-            stats: ReadStats::default(),
             outcome: Mutex::default(),
         })
     }
@@ -290,7 +287,7 @@ impl TreeCommitHandler {
             }
             _ => {
                 let growth = if self.optimize {
-                    optimize(tree, &self.sink, &policy, &self.stats)
+                    optimize(tree, &self.sink, &policy, self.views.stats())
                         .await?
                         .ok_or_else(|| Error::internal("an optimization with nothing to gain"))?
                 } else {
@@ -301,7 +298,7 @@ impl TreeCommitHandler {
                         max_fragment_id,
                         &self.sink,
                         &policy,
-                        &self.stats,
+                        self.views.stats(),
                     )
                     .await?
                 };
@@ -738,7 +735,7 @@ impl CommitHandler for TreeCommitHandler {
         let mut outcome = self.outcome.lock();
         match published {
             Ok(location) => {
-                let stats = self.stats.snapshot();
+                let stats = self.views.stats().snapshot();
                 outcome.report.version = location.version;
                 outcome.report.objects_read = stats.requests;
                 outcome.report.object_bytes_read = stats.bytes;

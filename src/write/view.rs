@@ -39,6 +39,7 @@ use crate::manifest::frame_manifest;
 use crate::ranges::FragmentRanges;
 use crate::resolve::VersionRef;
 use crate::snapshot::{OpenOptions, Snapshot};
+use crate::tree::object::ReadStats;
 use crate::tree_scan::{WalkOptions, WalkState};
 
 /// One version as Lance sees it.
@@ -55,11 +56,15 @@ pub(crate) struct View {
 }
 
 impl View {
-    async fn new(snapshot: Arc<Snapshot>, scope: FragmentRanges) -> Result<Self> {
+    async fn new(
+        snapshot: Arc<Snapshot>,
+        scope: FragmentRanges,
+        stats: &Arc<ReadStats>,
+    ) -> Result<Self> {
         let mut records = BTreeMap::new();
         if !scope.is_empty() {
-            let mut fragments =
-                snapshot.fragments(scope, &WalkOptions::default(), &WalkState::default());
+            let state = WalkState::with_stats(Arc::clone(stats));
+            let mut fragments = snapshot.fragments(scope, &WalkOptions::default(), &state);
             while let Some(batch) = fragments.try_next().await? {
                 for fragment in batch {
                     let record = fragment.record()?;
@@ -128,6 +133,8 @@ pub(crate) struct Views {
     uri: String,
     options: OpenOptions,
     scope: Mutex<FragmentRanges>,
+    /// What the write has read of the tree.
+    stats: Arc<ReadStats>,
     views: tokio::sync::Mutex<BTreeMap<Key, Arc<View>>>,
 }
 
@@ -170,9 +177,14 @@ impl Views {
         } else {
             self.scope.lock().clone()
         };
-        let view = Arc::new(View::new(snapshot, scope).await?);
+        let view = Arc::new(View::new(snapshot, scope, &self.stats).await?);
         views.insert(key, Arc::clone(&view));
         Ok(view)
+    }
+
+    /// What the write has read of the tree: for the views, and where it counts itself.
+    pub(crate) fn stats(&self) -> &ReadStats {
+        &self.stats
     }
 
     /// Makes later versions show `fragments` too: those this write created.
@@ -281,12 +293,14 @@ impl ViewStores {
             bare: false,
         };
         let uri = snapshot.uri().to_string();
-        let first = View::new(snapshot, scope.clone()).await?;
+        let stats = Arc::default();
+        let first = View::new(snapshot, scope.clone(), &stats).await?;
         let views = Arc::new(Views {
             id,
             uri,
             options,
             scope: Mutex::new(scope),
+            stats,
             views: tokio::sync::Mutex::new(BTreeMap::from([(first_key, Arc::new(first))])),
         });
         let mut writes = self.shared.writes.lock();
