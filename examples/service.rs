@@ -1,17 +1,18 @@
-//! A table in a service: opened once, queried by many at the same time over one cache.
+//! A table in a service: opened once, queried by many at the same time over one cache, at the latest
+//! version each time.
 //!
 //! Run with `cargo run --example service`.
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow::array::{Int64Array, RecordBatch, RecordBatchIterator};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use fragtree::write::{ConvertOptions, convert};
-use fragtree::{Engine, EngineOptions, SnapshotProvider, SystemColumns, TableOptions};
+use fragtree::{Engine, EngineOptions, LiveTable, Refresh, SystemColumns, TableOptions};
 use lance::Dataset;
 use lance::dataset::WriteParams;
 use tokio::task::JoinSet;
@@ -35,19 +36,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .with_memory_limit(256 << 20, 1.0)
         .build_arc()?;
 
-    // Once for the table: a provider can be shared by any number of sessions.
+    // Once for the table: it can be shared by any number of sessions, and follows new versions. Here
+    // it looks for them once in a second at most, and not for each query.
     let options = TableOptions {
         system_columns: SystemColumns::ALL,
+        refresh: Refresh::Every(Duration::from_secs(1)),
         ..Default::default()
     };
-    let events = Arc::new(engine.provider(uri, options).await?);
-    println!("serving version {} of {uri}", events.snapshot().version());
+    let events = engine.live_table(uri, options).await?;
+    let version = events.current().await?.snapshot().version();
+    println!("serving version {version} of {uri}");
 
     // For each request a session of its own, which costs next to nothing.
     let start = Instant::now();
     let mut requests = JoinSet::new();
     for fragment in 0..64 {
-        let (engine, events, runtime) = (engine.clone(), Arc::clone(&events), Arc::clone(&runtime));
+        let (engine, events, runtime) = (engine.clone(), events.clone(), Arc::clone(&runtime));
         requests.spawn(async move { serve(&engine, events, runtime, fragment).await });
     }
     let mut sums = requests
@@ -69,14 +73,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Answers one request: a sum over one fragment.
 async fn serve(
     engine: &Engine,
-    events: Arc<SnapshotProvider>,
+    events: LiveTable,
     runtime: Arc<RuntimeEnv>,
     fragment: i64,
 ) -> datafusion::error::Result<i64> {
     let config = SessionConfig::new().with_target_partitions(2);
     let ctx = SessionContext::new_with_config_rt(config, runtime);
     engine.register(&ctx);
-    ctx.register_table("events", events)?;
+    ctx.register_table("events", Arc::new(events))?;
     let sql = format!("SELECT SUM(id) FROM events WHERE _fragid = {fragment}");
     let batches = ctx.sql(&sql).await?.collect().await?;
     let sums = batches.iter().flat_map(|batch| {

@@ -8,13 +8,18 @@ use async_trait::async_trait;
 use datafusion::catalog::{SchemaProvider, Session, TableProvider, TableProviderFactory};
 use datafusion::common::{DataFusionError, Result as DFResult, exec_err};
 use datafusion::logical_expr::{CreateExternalTable, TableType};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::stream;
 use lance_io::object_store::ObjectStore;
 use object_store::path::Path;
+use parking_lot::Mutex;
 
 use crate::engine::{Engine, TableOptions};
 use crate::error::{Error, Result};
-use crate::provider::SystemColumns;
+use crate::live::{LiveTable, Refresh};
+use crate::provider::SnapshotProvider;
 use crate::resolve::{VersionAt, VersionRef, display_uri, normalize_uri, parse_timestamp};
+use crate::write::{CONFIG_PREFIX, CreateOptions, TreePolicy};
 
 /// Options of `CREATE EXTERNAL TABLE … STORED AS LANCE` that are ours; the others are the object
 /// store's.
@@ -30,15 +35,18 @@ enum TableOptionKey {
     Timestamp,
     /// A list of system columns.
     SystemColumns,
+    /// How often to look for newer versions: `always`, `off` or a time.
+    Refresh,
 }
 
 impl TableOptionKey {
-    const ALL: [(Self, &'static str); 5] = [
+    const ALL: [(Self, &'static str); 6] = [
         (Self::Version, "version"),
         (Self::Tag, "tag"),
         (Self::Branch, "branch"),
         (Self::Timestamp, "timestamp"),
         (Self::SystemColumns, "system_columns"),
+        (Self::Refresh, "refresh"),
     ];
 
     fn parse(key: &str) -> Option<Self> {
@@ -46,6 +54,13 @@ impl TableOptionKey {
         found.map(|(key, _)| *key)
     }
 }
+
+/// Options that say how a new table is made.
+const CREATION_OPTIONS: [&str; 3] = [
+    "stable_row_ids",
+    "data_storage_version",
+    "fragtree.leaf_bytes and the other sizes of a tree",
+];
 
 /// Prefixes under which DataFusion's users write options of a store.
 const STORE_PREFIXES: [&str; 6] = ["aws.", "s3.", "gcp.", "gcs.", "azure.", "storage."];
@@ -123,6 +138,7 @@ pub(crate) fn parse_options(
         url::Url::parse(location).map_or_else(|_| "file".into(), |u| u.scheme().to_string());
     let mut parsed = TableOptions::default();
     let mut reference = References::default();
+    let mut refresh = None;
     // In order of their names, so that the same statement gives the same error.
     let mut options: Vec<_> = options.iter().collect();
     options.sort_unstable();
@@ -130,6 +146,7 @@ pub(crate) fn parse_options(
         let key = key.strip_prefix("format.").unwrap_or(key);
         match TableOptionKey::parse(key) {
             Some(TableOptionKey::SystemColumns) => parsed.system_columns = value.parse()?,
+            Some(TableOptionKey::Refresh) => refresh = Some(value.parse()?),
             Some(key) => reference.set(key, value)?,
             None => {
                 let name = store_option(&scheme, key)?;
@@ -138,6 +155,15 @@ pub(crate) fn parse_options(
         }
     }
     parsed.reference = reference.finish()?;
+    if let Some(refresh) = refresh {
+        if refresh != Refresh::Off && parsed.reference.at != VersionAt::Latest {
+            return Err(Error::invalid(
+                "options version, tag and timestamp name one version, and there is nothing to \
+                 refresh: leave refresh out, or them",
+            ));
+        }
+        parsed.refresh = refresh;
+    }
     Ok(parsed)
 }
 
@@ -159,7 +185,9 @@ impl References {
             })?),
             TableOptionKey::Tag => VersionAt::Tag(value.to_string()),
             TableOptionKey::Timestamp => VersionAt::Timestamp(parse_timestamp(value)?),
-            TableOptionKey::SystemColumns => return Err(Error::internal("not a reference")),
+            TableOptionKey::SystemColumns | TableOptionKey::Refresh => {
+                return Err(Error::internal("not a reference"));
+            }
         };
         if self.at.replace(at).is_some() {
             return Err(Error::invalid(
@@ -201,7 +229,8 @@ fn store_option(scheme: &str, key: &str) -> Result<String> {
     if known.contains(&bare) || COMMON_STORE_OPTIONS.contains(&bare) {
         return Ok(plain.to_string());
     }
-    let ours: Vec<_> = TableOptionKey::ALL.iter().map(|(_, name)| *name).collect();
+    let ours = TableOptionKey::ALL.iter().map(|(_, name)| *name);
+    let ours: Vec<_> = ours.chain(CREATION_OPTIONS).collect();
     let store: Vec<_> = COMMON_STORE_OPTIONS.iter().chain(known).copied().collect();
     Err(Error::invalid(format!(
         "unknown option {key:?}: there are {}; and of the {scheme} store: {}",
@@ -230,7 +259,8 @@ impl TableProviderFactory for LanceTableFactory {
         _state: &dyn Session,
         cmd: &CreateExternalTable,
     ) -> DFResult<Arc<dyn TableProvider>> {
-        let options = parse_options(&cmd.location, &cmd.options)?;
+        let (create, given) = creation_options(&cmd.options)?;
+        let options = parse_options(&cmd.location, &given)?;
         for (given, what) in [
             (!cmd.table_partition_cols.is_empty(), "PARTITIONED BY"),
             (!cmd.order_exprs.is_empty(), "WITH ORDER"),
@@ -243,10 +273,89 @@ impl TableProviderFactory for LanceTableFactory {
                 );
             }
         }
-        let provider = self.engine.provider(&cmd.location, options).await?;
-        check_columns(cmd.schema.as_arrow(), &provider.schema(), &cmd.location)?;
-        Ok(Arc::new(provider))
+        let declared = cmd.schema.as_arrow();
+        let can_begin = !declared.fields().is_empty() && options.reference == VersionRef::latest();
+        let table = match self.engine.table(&cmd.location, options.clone()).await {
+            Err(Error::NotFound { .. }) if can_begin => {
+                let schema = Arc::new(storable(declared));
+                let none = RecordBatchStreamAdapter::new(schema, stream::empty());
+                let storage = options.storage_options.clone();
+                self.engine
+                    .create_table(
+                        &cmd.location,
+                        Box::pin(none),
+                        create.unwrap_or_default(),
+                        storage,
+                    )
+                    .await?;
+                return Ok(self.engine.table(&cmd.location, options).await?);
+            }
+            found => found?,
+        };
+        if create.is_some() {
+            return Err(Error::invalid(format!(
+                "there is a table at {} already: options that say how to make one have no meaning",
+                display_uri(&cmd.location)
+            ))
+            .into());
+        }
+        check_columns(declared, &table.schema(), &cmd.location)?;
+        Ok(table)
     }
+}
+
+/// Splits off the options that say how a new table is made; none when there are none of them.
+fn creation_options(
+    options: &HashMap<String, String>,
+) -> Result<(Option<CreateOptions>, HashMap<String, String>)> {
+    let mut create = CreateOptions::default();
+    let (mut policy, mut rest) = (HashMap::new(), HashMap::new());
+    let mut given = false;
+    for (key, value) in options {
+        let name = key.strip_prefix("format.").unwrap_or(key);
+        match name {
+            "stable_row_ids" => {
+                create.stable_row_ids = value.parse().map_err(|_| {
+                    Error::invalid(format!(
+                        "option stable_row_ids: {value:?} is neither true nor false"
+                    ))
+                })?;
+            }
+            "data_storage_version" => {
+                let version = value.parse().map_err(|e| {
+                    Error::lance(format!("option data_storage_version: {value:?}"), e)
+                })?;
+                create.data_storage_version = Some(version);
+            }
+            _ if name.starts_with(CONFIG_PREFIX) => {
+                policy.insert(name.to_string(), value.clone());
+            }
+            _ => {
+                rest.insert(key.clone(), value.clone());
+                continue;
+            }
+        }
+        given = true;
+    }
+    create.policy = TreePolicy::from_config(&policy)?;
+    Ok((given.then_some(create), rest))
+}
+
+/// A column list as a Lance table can have it: SQL's text and binary types become the plain ones.
+pub(crate) fn storable(declared: &Schema) -> Schema {
+    let fields: Vec<_> = declared
+        .fields()
+        .iter()
+        .map(|field| {
+            let plain = match field.data_type() {
+                DataType::Utf8View => DataType::Utf8,
+                DataType::BinaryView => DataType::Binary,
+                other => other.clone(),
+            };
+            field.as_ref().clone().with_data_type(plain)
+        })
+        .collect();
+    Schema::new(fields)
 }
 
 /// A column list in the statement must say what the table has: names, order and types.
@@ -291,6 +400,13 @@ fn plain_type(data_type: &DataType) -> DataType {
     }
 }
 
+/// A table of a directory, opened.
+#[derive(Debug, Clone)]
+enum Opened {
+    Live(LiveTable),
+    Pinned(SnapshotProvider),
+}
+
 /// The `.lance` tables of a directory.
 #[derive(Debug)]
 pub struct DirectorySchema {
@@ -298,8 +414,9 @@ pub struct DirectorySchema {
     uri: String,
     store: Arc<ObjectStore>,
     base: Path,
-    system_columns: SystemColumns,
-    storage_options: HashMap<String, String>,
+    options: TableOptions,
+    /// The tables that were asked for so far. One that is gone is forgotten when it is asked for.
+    opened: Mutex<HashMap<String, Opened>>,
     /// Views and tables that the session itself makes.
     made: datafusion::catalog::MemorySchemaProvider,
 }
@@ -308,29 +425,29 @@ impl DirectorySchema {
     /// Opens a directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it cannot be listed.
-    pub(crate) async fn open(
-        engine: Engine,
-        uri: &str,
-        system_columns: SystemColumns,
-        storage_options: HashMap<String, String>,
-    ) -> Result<Self> {
+    /// [`Error::NotFound`] when it cannot be listed; [`Error::InvalidInput`] for options that name one
+    /// version.
+    pub(crate) async fn open(engine: Engine, uri: &str, options: TableOptions) -> Result<Self> {
+        if options.reference.at != VersionAt::Latest {
+            return Err(Error::invalid(
+                "the tables of a directory have no version in common: name one when opening a table",
+            ));
+        }
         let uri = normalize_uri(uri)?;
-        let options = engine
+        let open = engine
             .open_options()
-            .with_storage_options(storage_options.clone());
-        let registry = options.session.clone().unwrap_or_default().store_registry();
-        let (store, base) =
-            ObjectStore::from_uri_and_params(registry, &uri, &options.store_params())
-                .await
-                .map_err(|e| Error::lance(format!("cannot open directory {uri}"), e))?;
+            .with_storage_options(options.storage_options.clone());
+        let registry = open.session.clone().unwrap_or_default().store_registry();
+        let (store, base) = ObjectStore::from_uri_and_params(registry, &uri, &open.store_params())
+            .await
+            .map_err(|e| Error::lance(format!("cannot open directory {uri}"), e))?;
         let schema = Self {
             engine,
             uri,
             store,
             base,
-            system_columns,
-            storage_options,
+            options,
+            opened: Mutex::default(),
             made: datafusion::catalog::MemorySchemaProvider::new(),
         };
         let local = schema.store.is_local() && !std::path::Path::new(&schema.uri).is_dir();
@@ -382,6 +499,41 @@ impl DirectorySchema {
     fn location(&self, name: &str) -> String {
         format!("{}/{name}.lance", self.uri)
     }
+
+    fn live(&self, name: &str) -> Option<LiveTable> {
+        match self.opened.lock().get(name) {
+            Some(Opened::Live(live)) => Some(live.clone()),
+            Some(Opened::Pinned(_)) | None => None,
+        }
+    }
+
+    fn forget(&self, name: &str) {
+        self.opened.lock().remove(name);
+    }
+
+    /// The version for one query of a table that is there.
+    async fn opened(&self, name: &str) -> Result<SnapshotProvider> {
+        let known = self.opened.lock().get(name).cloned();
+        let table = match known {
+            Some(table) => table,
+            None => {
+                let location = self.location(name);
+                let options = self.options.clone();
+                let table = if options.is_pinned() {
+                    Opened::Pinned(self.engine.provider(&location, options).await?)
+                } else {
+                    Opened::Live(self.engine.live_table(&location, options).await?)
+                };
+                // Another query may have opened it first: one for all, so that they look once.
+                let mut opened = self.opened.lock();
+                opened.entry(name.to_string()).or_insert(table).clone()
+            }
+        };
+        match table {
+            Opened::Live(live) => live.current().await,
+            Opened::Pinned(provider) => Ok(provider),
+        }
+    }
 }
 
 #[async_trait]
@@ -398,16 +550,17 @@ impl SchemaProvider for DirectorySchema {
         if let Some(made) = self.made.table(name).await? {
             return Ok(Some(made));
         }
+        if let Some(live) = self.live(name) {
+            match live.current().await {
+                Err(Error::NotFound { .. }) => self.forget(name),
+                current => return Ok(Some(Arc::new(current?))),
+            }
+        }
         if !self.list().await?.iter().any(|n| n == name) {
+            self.forget(name);
             return Ok(None);
         }
-        let options = TableOptions {
-            system_columns: self.system_columns,
-            storage_options: self.storage_options.clone(),
-            ..Default::default()
-        };
-        let provider = self.engine.provider(&self.location(name), options).await?;
-        Ok(Some(Arc::new(provider)))
+        Ok(Some(Arc::new(self.opened(name).await?)))
     }
 
     /// Known without opening the table, so that listing tables needs none of them whole.
@@ -475,6 +628,32 @@ mod tests {
             .to_string();
         assert!(error.contains("aws.secret_acces_key") && error.contains("system_columns"));
         assert!(!error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn one_version_is_not_refreshed() {
+        let refresh = |pairs: &[(&str, &str)]| {
+            parse_options("/t", &options(pairs)).map(|o| (o.refresh, o.is_pinned()))
+        };
+        assert_eq!(refresh(&[]).expect("given"), (Refresh::Always, false));
+        let every = Refresh::Every(std::time::Duration::from_secs(5));
+        assert_eq!(
+            refresh(&[("refresh", "5s")]).expect("given"),
+            (every, false)
+        );
+        assert_eq!(
+            refresh(&[("refresh", "off")]).expect("given"),
+            (Refresh::Off, true)
+        );
+        let off = refresh(&[("refresh", "off"), ("version", "1")]);
+        assert_eq!(off.expect("given"), (Refresh::Off, true));
+        assert!(refresh(&[("refresh", "soon")]).is_err());
+        for pinned in [("version", "1"), ("tag", "a"), ("timestamp", "2026-01-01")] {
+            assert!(refresh(&[("refresh", "always"), pinned]).is_err());
+            assert!(refresh(&[pinned]).expect("given").1);
+        }
+        let branch = refresh(&[("branch", "dev"), ("refresh", "always")]);
+        assert!(!branch.expect("given").1);
     }
 
     #[test]

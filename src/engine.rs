@@ -3,20 +3,28 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use datafusion::catalog::SchemaProvider;
+use arrow::array::RecordBatch;
+use datafusion::catalog::{SchemaProvider, TableProvider};
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::SessionContext;
+use futures::StreamExt;
 use lance::session::Session;
 use lance_io::object_store::WrappingObjectStore;
 
-use crate::catalog::{DirectorySchema, LanceTableFactory};
+use crate::catalog::{DirectorySchema, LanceTableFactory, storable};
+use crate::dml::CaptureChange;
 use crate::error::{Error, Result};
 use crate::functions::MetadataFunction;
+use crate::live::{LiveTable, OneVersion, Refresh, follow};
 use crate::optimizer::CountNonNull;
 use crate::provider::{SnapshotProvider, SystemColumns};
-use crate::resolve::VersionRef;
+use crate::resolve::{VersionAt, VersionRef, display_uri};
 use crate::snapshot::{OpenOptions, Snapshot};
 use crate::tree::object::{DEFAULT_CACHE_BYTES, Limits, ObjectCache};
+use crate::write::{CreateOptions, TreeTable, WriteOptions};
 
 /// Settings and components of an [`Engine`].
 #[derive(Debug, Clone)]
@@ -51,6 +59,17 @@ pub struct TableOptions {
     pub system_columns: SystemColumns,
     /// Options of the object store.
     pub storage_options: HashMap<String, String>,
+    /// How often a registered table looks for newer versions. Without meaning for a `reference` that
+    /// names one version: see [`TableOptions::is_pinned`].
+    pub refresh: Refresh,
+}
+
+impl TableOptions {
+    /// Whether the table stays at the version it is opened at: because a version, a tag or a
+    /// timestamp is asked for, or because [`Refresh::Off`] is.
+    pub fn is_pinned(&self) -> bool {
+        self.refresh == Refresh::Off || self.reference.at != VersionAt::Latest
+    }
 }
 
 /// Opens tables over shared caches. Cheap to clone; one for a process is the usual number.
@@ -124,7 +143,7 @@ impl Engine {
         Snapshot::open(uri, options).await
     }
 
-    /// Opens a table as a DataFusion provider.
+    /// Opens a version of a table as a DataFusion provider, which stays at that version.
     ///
     /// # Errors
     /// Those of [`Snapshot::open`] and [`SnapshotProvider::try_new`].
@@ -135,8 +154,91 @@ impl Engine {
         SnapshotProvider::try_new(snapshot, options.system_columns)
     }
 
-    /// Teaches `ctx` `STORED AS LANCE`, the metadata table functions and to answer a count of a
-    /// non-null column as a count of rows.
+    /// Opens a table that follows the commits to its branch, for registering in any number of sessions
+    /// that [`Engine::register`] has taught.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for options that pin it ([`TableOptions::is_pinned`]); those of
+    /// [`Engine::provider`].
+    pub async fn live_table(&self, uri: &str, options: TableOptions) -> Result<LiveTable> {
+        let age = match options.refresh {
+            _ if options.is_pinned() => {
+                return Err(Error::invalid(format!(
+                    "{} is asked for at one version, and cannot follow commits: leave out the \
+                     reference and refresh = off, or open it as a provider",
+                    display_uri(uri)
+                )));
+            }
+            Refresh::Always | Refresh::Off => Duration::ZERO,
+            Refresh::Every(age) => age,
+        };
+        let opened = Instant::now();
+        let open = self
+            .open_options()
+            .with_reference(options.reference)
+            .with_storage_options(options.storage_options);
+        let snapshot = Snapshot::open(uri, open.clone()).await?;
+        LiveTable::try_new(snapshot, open, options.system_columns, age, opened)
+    }
+
+    /// Opens a table for registering: a [`LiveTable`], or a [`SnapshotProvider`] when `options` pin
+    /// it.
+    ///
+    /// # Errors
+    /// Those of [`Engine::provider`].
+    pub async fn table(&self, uri: &str, options: TableOptions) -> Result<Arc<dyn TableProvider>> {
+        if options.is_pinned() {
+            return Ok(Arc::new(self.provider(uri, options).await?));
+        }
+        Ok(Arc::new(self.live_table(uri, options).await?))
+    }
+
+    /// Opens a table for writing.
+    ///
+    /// # Errors
+    /// Those of [`TreeTable::open`].
+    pub async fn writer(
+        &self,
+        uri: &str,
+        storage_options: HashMap<String, String>,
+        write: WriteOptions,
+    ) -> Result<TreeTable> {
+        let open = self.open_options().with_storage_options(storage_options);
+        TreeTable::open(uri, open, write).await
+    }
+
+    /// Makes a table of `rows` that is a tree from its first version. Text and binary views, which SQL
+    /// gives and Lance does not store, become plain text and binary.
+    ///
+    /// # Errors
+    /// Those of [`TreeTable::create`].
+    pub async fn create_table(
+        &self,
+        uri: &str,
+        rows: SendableRecordBatchStream,
+        create: CreateOptions,
+        storage_options: HashMap<String, String>,
+    ) -> Result<TreeTable> {
+        let open = self.open_options().with_storage_options(storage_options);
+        let schema = Arc::new(storable(&rows.schema()));
+        let target = Arc::clone(&schema);
+        let stored = rows.map(move |batch| {
+            let batch = batch?;
+            let columns = batch.columns().iter().zip(target.fields());
+            let columns = columns
+                .map(|(column, field)| arrow::compute::cast(column, field.data_type()))
+                .collect::<std::result::Result<Vec<_>, _>>()?;
+            Ok(RecordBatch::try_new(Arc::clone(&target), columns)?)
+        });
+        let rows = Box::pin(RecordBatchStreamAdapter::new(schema, stored));
+        TreeTable::create(uri, rows, create, open, WriteOptions::default()).await
+    }
+
+    /// Teaches `ctx` `STORED AS LANCE`, the metadata table functions, to answer a count of a non-null
+    /// column as a count of rows, and to see live tables at their current versions.
+    ///
+    /// The last is by wrapping the session's list of catalogs: catalogs and schemas registered before
+    /// or after are reached through it, a list registered after is not.
     pub fn register(&self, ctx: &SessionContext) {
         let factory = Arc::new(LanceTableFactory::new(self.clone()));
         ctx.state_ref()
@@ -147,9 +249,13 @@ impl Engine {
             ctx.register_udtf(function.name(), Arc::new(function));
         }
         ctx.add_optimizer_rule(Arc::new(CountNonNull));
+        ctx.add_analyzer_rule(Arc::new(OneVersion));
+        ctx.add_analyzer_rule(Arc::new(CaptureChange));
+        follow(ctx);
     }
 
-    /// Opens a table and registers it under `name`.
+    /// Opens a table and registers it under `name`, in a session that [`Engine::register`] has
+    /// taught. It follows new versions unless `options` pin it.
     ///
     /// # Errors
     /// Those of [`Engine::provider`]; nothing is registered then.
@@ -160,28 +266,25 @@ impl Engine {
         uri: &str,
         options: TableOptions,
     ) -> Result<()> {
-        let provider = self.provider(uri, options).await?;
-        ctx.register_table(
-            datafusion::sql::TableReference::bare(name),
-            Arc::new(provider),
-        )
-        .map_err(|e| Error::datafusion(format!("cannot register {name}"), e))?;
+        follow(ctx);
+        let table = self.table(uri, options).await?;
+        ctx.register_table(datafusion::sql::TableReference::bare(name), table)
+            .map_err(|e| Error::datafusion(format!("cannot register {name}"), e))?;
         Ok(())
     }
 
     /// The tables of a directory as a DataFusion schema: every `NAME.lance` below `uri` is a table
-    /// `NAME`, looked up anew at each query.
+    /// `NAME`, found anew at each query and opened with `options`.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the directory cannot be listed.
+    /// [`Error::NotFound`] when the directory cannot be listed; [`Error::InvalidInput`] for options
+    /// that name one version.
     pub async fn directory_schema(
         &self,
         uri: &str,
-        system_columns: SystemColumns,
-        storage_options: HashMap<String, String>,
+        options: TableOptions,
     ) -> Result<Arc<dyn SchemaProvider>> {
-        let schema =
-            DirectorySchema::open(self.clone(), uri, system_columns, storage_options).await?;
+        let schema = DirectorySchema::open(self.clone(), uri, options).await?;
         Ok(Arc::new(schema))
     }
 }

@@ -55,6 +55,8 @@ pub enum Error {
     Conflict {
         /// The versions involved and what to do.
         message: String,
+        /// Whether doing the change over, from reading on, can succeed.
+        retryable: bool,
     },
     /// The object store failed.
     #[error("cannot read {object}: {source}")]

@@ -11,6 +11,8 @@
 //!                     │
 //!   Engine ── tables, functions, caches ─── catalog, functions
 //!                     │
+//!   LiveTable ── the latest version at each planning, one for a query    (live)
+//!                     │
 //!   SnapshotProvider ─┴─ filters ─► row addresses ─► fragment ranges     (provider, pruning)
 //!                     │
 //!   FragmentScanExec, FragmentCountExec                                  (physical)
@@ -21,6 +23,10 @@
 //!                     │
 //!   Snapshot ── one version: a shell dataset and a fragment catalog      (snapshot, manifest)
 //! ```
+//!
+//! Writing goes the other way: [`write::TreeTable`] shows native Lance a view of the fragments that a
+//! change touches, turns what Lance commits there into mutations, and publishes them as the next
+//! version of the tree. See [`write`].
 //!
 //! # From SQL
 //!
@@ -36,6 +42,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Tables follow new versions: each query sees the one that was the latest when it was planned.
+//! `OPTIONS (version '7')`, a tag or a timestamp pins a table, and so does `OPTIONS (refresh 'off')`.
 //!
 //! # Without a query engine
 //!
@@ -54,15 +63,30 @@
 //! # }
 //! ```
 //!
+//! # Writing
+//!
+//! ```no_run
+//! # async fn example() -> fragtree::Result<()> {
+//! use fragtree::write::{TreeTable, WriteOptions};
+//!
+//! let table = TreeTable::open("/data/t.lance", Default::default(), WriteOptions::default()).await?;
+//! let report = table.delete("amount < 0").await?;
+//! println!("{} rows in {} bytes of metadata", report.rows, report.commit.manifest_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Cargo features
 //!
 //! `cli` (default): the `fragtree` program. `s3`, `gcs`, `azure`: the cloud stores.
 
 mod catalog;
+mod dml;
 mod engine;
 mod error;
 mod flat;
 mod functions;
+mod live;
 mod manifest;
 mod optimizer;
 mod physical;
@@ -83,6 +107,7 @@ use {getrandom_0_2 as _, md5 as _};
 pub use catalog::{DirectorySchema, LanceTableFactory};
 pub use engine::{Engine, EngineOptions, TableOptions};
 pub use error::{Error, Result};
+pub use live::{LiveTable, Refresh};
 pub use optimizer::CountNonNull;
 pub use provider::{SnapshotProvider, SystemColumns};
 pub use pruning::{AddressColumns, AddressDomain, Pruned, RowAddressPlan, SystemColumn, prune};

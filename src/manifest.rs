@@ -4,7 +4,7 @@
 //! decoded, the tree is set aside, and what is left is small whatever the table holds: it becomes
 //! the shell dataset.
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};
 use lance_io::object_store::ObjectStore;
 use lance_table::feature_flags::{self, FLAG_FRAGMENT_TREE, can_read_dataset, can_write_dataset};
@@ -25,6 +25,10 @@ pub(crate) const TAIL_BYTES: u64 = 128 << 10;
 const CHUNK_BYTES: u64 = 8 << 20;
 const CHUNKS_IN_FLIGHT: usize = 8;
 
+const MAGIC: &[u8] = b"LANC";
+const MAJOR_VERSION: i16 = 0;
+const MINOR_VERSION: i16 = 1;
+
 const FIELD_FRAGMENTS: u32 = 2;
 const FIELD_FRAGMENT_TREE: u32 = 22;
 
@@ -41,6 +45,11 @@ pub(crate) struct ManifestFile {
     pub bytes: u64,
     /// Size of the file.
     pub file_size: u64,
+    /// Where the message begins: the file's first bytes are its sections.
+    pub position: u64,
+    /// The sections in front of the message (indexes, transaction, dictionaries), when the read
+    /// that found the message brought them along.
+    pub sections: Option<Bytes>,
 }
 
 /// Reads the manifest at `location`: one request when it fits [`TAIL_BYTES`], none when `tail` is
@@ -83,13 +92,18 @@ pub(crate) async fn read_manifest(
         .checked_sub(16)
         .and_then(|at| tail.split_at_checked(at))
         .ok_or_else(|| broken(format!("{} bytes", tail.len())))?;
-    if !footer.ends_with(b"LANC") {
+    if !footer.ends_with(MAGIC) {
         return Err(broken("no magic".into()));
     }
     let position = footer
         .first_chunk::<8>()
         .map_or(u64::MAX, |b| u64::from_le_bytes(*b));
     let end = start + body.len() as u64;
+    let sections = (start == 0)
+        .then(|| usize::try_from(position).ok())
+        .flatten()
+        .filter(|position| *position <= body.len())
+        .map(|position| tail.slice(..position));
     if position.checked_add(4).is_none_or(|p| p > end) {
         return Err(broken(format!("position {position} of {size} bytes")));
     }
@@ -126,7 +140,40 @@ pub(crate) async fn read_manifest(
         requests,
         bytes,
         file_size: size,
+        position,
+        sections,
     })
+}
+
+/// Reads the sections in front of the manifest message.
+pub(crate) async fn read_sections(
+    store: &ObjectStore,
+    location: &ManifestLocation,
+    position: u64,
+) -> Result<Bytes> {
+    if position == 0 {
+        return Ok(Bytes::new());
+    }
+    get_range(store, location, 0..position).await
+}
+
+/// A manifest file: `sections`, the message, and the framing that finds it.
+pub(crate) fn frame_manifest(sections: &[u8], message: &[u8]) -> Result<Bytes> {
+    let length = u32::try_from(message.len()).map_err(|_| {
+        Error::invalid(format!(
+            "a manifest message of {} bytes is more than a manifest file can hold",
+            message.len()
+        ))
+    })?;
+    let mut file = BytesMut::with_capacity(sections.len() + message.len() + 20);
+    file.extend_from_slice(sections);
+    file.put_u32_le(length);
+    file.extend_from_slice(message);
+    file.put_u64_le(sections.len() as u64);
+    file.put_i16_le(MAJOR_VERSION);
+    file.put_i16_le(MINOR_VERSION);
+    file.put_slice(MAGIC);
+    Ok(file.freeze())
 }
 
 async fn head(store: &ObjectStore, location: &ManifestLocation) -> Result<u64> {

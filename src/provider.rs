@@ -14,12 +14,15 @@ use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result as DFResult, Statistics};
+use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::utils::conjunction;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType, Volatility};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
 
+use crate::dml::{self, Change, ChangeExec, Request};
 use crate::error::{Error, Result};
+use crate::live::LiveTable;
 use crate::physical::chunk::{OutputColumn, ScanRequest};
 use crate::physical::count::FragmentCountExec;
 use crate::physical::scan::{FragmentScanExec, ScanPlan};
@@ -92,9 +95,14 @@ impl FromStr for SystemColumns {
 pub struct SnapshotProvider {
     snapshot: Arc<Snapshot>,
     schema: SchemaRef,
-    columns: Vec<OutputColumn>,
+    columns: Arc<[OutputColumn]>,
+    system: SystemColumns,
     addresses: AddressColumns,
     domain: AddressDomain,
+    /// The table that this is a version of, when it was asked for its latest one.
+    followed: Option<LiveTable>,
+    /// What the statement that this is the target of asks for.
+    asked: Option<Arc<Request>>,
 }
 
 /// What becomes of one filter. Decided once, by [`SnapshotProvider::classify`]; both the answer to
@@ -142,9 +150,41 @@ impl SnapshotProvider {
             domain: AddressDomain::new(snapshot.max_fragment_id()),
             snapshot,
             schema: Arc::new(schema),
-            columns,
+            columns: columns.into(),
+            system,
             addresses,
+            followed: None,
+            asked: None,
         })
+    }
+
+    /// The same table as this one at another version.
+    ///
+    /// # Errors
+    /// Those of [`SnapshotProvider::try_new`].
+    pub(crate) fn at(&self, snapshot: Arc<Snapshot>) -> Result<Self> {
+        Ok(Self {
+            followed: self.followed.clone(),
+            ..Self::try_new(snapshot, self.system)?
+        })
+    }
+
+    /// Remembers that this is the version of `live` for one query.
+    pub(crate) fn following(mut self, live: &LiveTable) -> Self {
+        self.followed = Some(live.clone());
+        self
+    }
+
+    /// Remembers what a statement asks this table for.
+    pub(crate) fn asked(mut self, request: Arc<Request>) -> Self {
+        self.asked = Some(request);
+        self
+    }
+
+    /// The table whose latest version this was when it was looked up; nothing when this version was
+    /// asked for by itself.
+    pub fn followed(&self) -> Option<&LiveTable> {
+        self.followed.as_ref()
     }
 
     /// The version this table shows.
@@ -203,6 +243,7 @@ impl SnapshotProvider {
             estimate: self.snapshot.estimate(&fragments)?,
             total_fragments: self.snapshot.num_fragments().ok(),
             snapshot: Arc::clone(&self.snapshot),
+            pinned: self.followed.is_none(),
             request: Arc::new(request),
             fragments,
             residual,
@@ -224,7 +265,7 @@ impl SnapshotProvider {
         fetch: Option<usize>,
     ) -> DFResult<ScanRequest> {
         let (schema, columns) = match projection {
-            None => (Arc::clone(&self.schema), self.columns.clone()),
+            None => (Arc::clone(&self.schema), self.columns.to_vec()),
             Some(indices) => {
                 let columns = indices
                     .iter()
@@ -376,6 +417,39 @@ impl TableProvider for SnapshotProvider {
             FilterUse::Above => TableProviderFilterPushDown::Unsupported,
         });
         Ok(answers.collect())
+    }
+
+    async fn insert_into(
+        &self,
+        _state: &dyn Session,
+        input: Arc<dyn ExecutionPlan>,
+        insert_op: InsertOp,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Ok(dml::insert_plan(self, input, insert_op)?)
+    }
+
+    async fn delete_from(
+        &self,
+        _state: &dyn Session,
+        _filters: Vec<Expr>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        let change = dml::change(self, self.asked.as_ref())?;
+        Ok(Arc::new(ChangeExec::try_new(self, change)?))
+    }
+
+    async fn update(
+        &self,
+        _state: &dyn Session,
+        _assignments: Vec<(String, Expr)>,
+        _filters: Vec<Expr>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        let change = dml::change(self, self.asked.as_ref())?;
+        Ok(Arc::new(ChangeExec::try_new(self, change)?))
+    }
+
+    async fn truncate(&self, _state: &dyn Session) -> DFResult<Arc<dyn ExecutionPlan>> {
+        let change = Change::Delete(Vec::new());
+        Ok(Arc::new(ChangeExec::try_new(self, change)?))
     }
 
     fn statistics(&self) -> Option<Statistics> {

@@ -25,11 +25,11 @@ use crate::manifest::{TAIL_BYTES, read_manifest, split_manifest};
 use crate::tree::object::Limits;
 
 /// The file beside the manifests that names the latest version, on stores where listing is slow.
-const VERSION_HINT_FILE: &str = "latest_version_hint.json";
+pub(crate) const VERSION_HINT_FILE: &str = "latest_version_hint.json";
 
 #[derive(serde::Deserialize)]
-struct VersionHint {
-    version: u64,
+pub(crate) struct VersionHint {
+    pub version: u64,
 }
 
 /// Which version of a table.
@@ -209,7 +209,7 @@ pub(crate) fn display_uri(uri: &str) -> String {
 }
 
 /// A table whose versions can be looked up.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Table {
     pub uri: String,
     pub base: Path,
@@ -235,6 +235,8 @@ pub(crate) struct VersionEntry {
     pub location: ManifestLocation,
     pub head: lance_table::format::pb::Manifest,
     pub layout: crate::snapshot::Layout,
+    /// `FragmentTree.next_action_sequence` of a tree.
+    pub next_sequence: Option<u64>,
     pub file_size: u64,
 }
 
@@ -451,7 +453,7 @@ impl Table {
         }
     }
 
-    async fn version(&self, version: u64) -> Result<ManifestLocation> {
+    pub(crate) async fn version(&self, version: u64) -> Result<ManifestLocation> {
         let context = || format!("cannot find version {version} of {}", self.shown());
         let location = self
             .handler
@@ -494,14 +496,19 @@ impl Table {
             .take(6)
             .map(u64::to_string)
             .collect();
-        let (first, last) = (versions.first(), versions.last());
+        let first = versions.first().copied().unwrap_or_default();
+        let last = versions.last().copied().unwrap_or_default();
+        // Numbers are given without gaps, from 1 or from where a branch or a clone began.
+        let gone = if version > 0 && version < last {
+            "; it was cleaned up, or its branch began after it"
+        } else {
+            ""
+        };
         Error::NotFound {
             what: format!("version {version} of {}", self.shown()),
             hint: format!(
-                "; it has {} versions between {} and {}, near it: {}",
+                "{gone}; it has {} versions between {first} and {last}, near it: {}",
                 versions.len(),
-                first.copied().unwrap_or_default(),
-                last.copied().unwrap_or_default(),
                 near.join(", ")
             ),
         }
@@ -549,14 +556,16 @@ impl Table {
             .map(move |location| async move {
                 let file = read_manifest(&self.store, &location, None, &self.limits).await?;
                 let split = split_manifest(&file.label, &file.message)?;
-                let layout = match split.tree {
+                let layout = match &split.tree {
                     Some(_) => crate::snapshot::Layout::Tree,
                     None => crate::snapshot::Layout::Flat,
                 };
+                let next_sequence = split.tree.map(|tree| tree.next_action_sequence);
                 Ok(VersionEntry {
                     location,
                     head: split.head,
                     layout,
+                    next_sequence,
                     file_size: file.file_size,
                 })
             })

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use bytes::Bytes;
@@ -32,11 +33,11 @@ use object_store::path::Path;
 use crate::error::{Error, Result};
 use crate::flat::FlatCatalog;
 use crate::manifest::{
-    ManifestFile, SplitManifest, manifest_with_fragments, read_manifest, shell_manifest,
-    split_manifest,
+    ManifestFile, SplitManifest, manifest_with_fragments, read_manifest, read_sections,
+    shell_manifest, split_manifest,
 };
 use crate::ranges::FragmentRanges;
-use crate::resolve::{self, Located, VersionRef};
+use crate::resolve::{self, Located, Table, VersionRef};
 use crate::tree::mutation::{Mutation, Pending};
 use crate::tree::node::{ID_END, NodeContext, Root, check_mutations, decode_mutations};
 use crate::tree::object::{
@@ -144,6 +145,19 @@ impl TreeCatalog {
         self.tally.counts(&self.label)
     }
 
+    /// The message of this tree, with `next_sequence` for its next mutation.
+    pub(crate) fn encode_with_next(&self, next_sequence: u64) -> Result<pb::FragmentTree> {
+        let root = match &self.root_path {
+            None => pb::fragment_tree::Root::InlineRoot(self.root.encode()),
+            Some(path) => pb::fragment_tree::Root::RootUuid(root_uuid(path)?),
+        };
+        Ok(pb::FragmentTree {
+            root: Some(root),
+            mutations_since_root: self.since_root.iter().map(|m| m.encode()).collect(),
+            next_action_sequence: next_sequence,
+        })
+    }
+
     /// The context of the root, for checks.
     pub(crate) fn root_context<'a>(&'a self, object: &'a str) -> NodeContext<'a> {
         NodeContext {
@@ -177,6 +191,10 @@ pub struct Snapshot {
     schema: SchemaRef,
     pub(crate) catalog: Catalog,
     open: OpenCost,
+    position: u64,
+    sections: Option<Bytes>,
+    /// Set when a reader found that the version was removed.
+    pub(crate) gone: AtomicBool,
 }
 
 /// What opening a snapshot read.
@@ -211,18 +229,19 @@ impl Snapshot {
         let handler = commit_handler_from_url(&uri, &Some(params.clone()))
             .await
             .map_err(|e| Error::lance(context(), e))?;
-        let table = resolve::Table {
+        let table = Table {
             uri: uri.clone(),
             base,
             store,
-            handler: Arc::clone(&handler),
+            handler,
             limits: options.limits,
         };
-        let located = table.locate(&options.reference).await?;
-        Self::open_at(located, handler, params, session, &options).await
+        let located = table.clone().locate(&options.reference).await?;
+        Self::open_located(table, located, params, session, &options).await
     }
 
-    async fn open_at(
+    /// Opens the version that was found, without another look.
+    pub(crate) async fn open_at(
         located: Located,
         handler: Arc<dyn CommitHandler>,
         params: ObjectStoreParams,
@@ -302,6 +321,9 @@ impl Snapshot {
                 bytes: file.bytes + tree_cost.bytes,
                 manifest_bytes: file.file_size,
             },
+            position: file.position,
+            sections: file.sections,
+            gone: AtomicBool::new(false),
         }))
     }
 
@@ -393,6 +415,27 @@ impl Snapshot {
         &self.handler
     }
 
+    /// The sections in front of the manifest message. No I/O when opening read them.
+    pub(crate) async fn sections(&self) -> Result<Bytes> {
+        if let Some(sections) = &self.sections {
+            return Ok(sections.clone());
+        }
+        let store = self
+            .shell
+            .object_store(None)
+            .await
+            .map_err(|e| Error::lance("cannot open the table's object store", e))?;
+        read_sections(&store, &self.location, self.position).await
+    }
+
+    /// The manifest message of this version with just `fragments`, for Lance.
+    pub(crate) fn manifest_of<'a>(
+        &self,
+        fragments: impl IntoIterator<Item = &'a pb::DataFragment>,
+    ) -> Vec<u8> {
+        manifest_with_fragments(&self.shell_manifest, fragments)
+    }
+
     pub(crate) fn params(&self) -> &ObjectStoreParams {
         &self.params
     }
@@ -426,7 +469,7 @@ impl Snapshot {
     }
 }
 
-async fn load_dataset(
+pub(crate) async fn load_dataset(
     uri: &str,
     manifest: &[u8],
     location: &ManifestLocation,
@@ -472,7 +515,7 @@ async fn scan_schema(shell: &Arc<Dataset>) -> Result<SchemaRef> {
     )))
 }
 
-fn base_table(
+pub(crate) fn base_table(
     file: &ManifestFile,
     head: &pb::Manifest,
     own_location: String,
@@ -492,7 +535,7 @@ fn base_table(
 
 /// Opens the tree: at most one request, for an external root. Everything decoded here is checked
 /// here, whether or not a query will follow it (`spec/notes.md` 22).
-async fn open_tree(
+pub(crate) async fn open_tree(
     file: &ManifestFile,
     head: &pb::Manifest,
     tree: pb::FragmentTree,
@@ -606,6 +649,15 @@ pub(crate) fn root_path(label: &str, uuid: &[u8]) -> Result<String> {
         )
     })?;
     Ok(format!("_bt/root/{}.root", uuid.hyphenated()))
+}
+
+/// The name of the external root at `path`, as a manifest stores it.
+pub(crate) fn root_uuid(path: &str) -> Result<Vec<u8>> {
+    path.strip_prefix("_bt/root/")
+        .and_then(|p| p.strip_suffix(".root"))
+        .and_then(|u| uuid::Uuid::parse_str(u).ok())
+        .map(|uuid| uuid.as_bytes().to_vec())
+        .ok_or_else(|| Error::internal(format!("{path} names no root")))
 }
 
 /// A commit handler that knows where one version lies, so that making a dataset of it asks nobody.

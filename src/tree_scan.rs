@@ -464,17 +464,24 @@ impl Snapshot {
     /// opened, `options.window` objects ahead; dropping the stream stops the work.
     ///
     /// # Errors
-    /// The stream ends with the first error; a batch is never partial.
+    /// The stream ends with the first error; a batch is never partial. [`Error::NotFound`] when the
+    /// version was removed since it was opened.
     pub fn fragments(
         self: &Arc<Self>,
         wanted: FragmentRanges,
         options: &WalkOptions,
         state: &WalkState,
     ) -> FragmentStream {
-        match &self.catalog {
+        let fragments = match &self.catalog {
             Catalog::Flat(flat) => flat_stream(self, flat, &wanted, state),
             Catalog::Tree(_) => tree_stream(self, wanted, options, state),
-        }
+        };
+        let snapshot = Arc::clone(self);
+        let explained = fragments.or_else(move |e| {
+            let snapshot = Arc::clone(&snapshot);
+            async move { Err(snapshot.explain(e).await) }
+        });
+        explained.boxed()
     }
 
     /// One fragment, or nothing when there is none with this id. Opens one path.
@@ -505,7 +512,10 @@ impl Snapshot {
     ) -> Result<Option<Counts>> {
         match &self.catalog {
             Catalog::Flat(flat) => Ok(flat.counts(wanted)),
-            Catalog::Tree(tree) => count_tree(tree, wanted, state).await.map(Some),
+            Catalog::Tree(tree) => match count_tree(tree, wanted, state).await {
+                Ok(counts) => Ok(Some(counts)),
+                Err(e) => Err(self.explain(e).await),
+            },
         }
     }
 
@@ -883,46 +893,57 @@ impl Snapshot {
         let Catalog::Tree(tree) = &self.catalog else {
             return Ok(Vec::new());
         };
-        let counts = tree.counts()?;
-        let path = tree.root_path.clone();
-        let location = match &path {
-            Some(path) => tree.objects.bases.location(Owner::Current, path)?,
-            None => format!("{} (inline)", tree.label),
-        };
-        let height = tree.root.child_height().map_or(0, |h| h + 1);
-        let mut objects = vec![TreeObject {
-            location,
-            path: path.unwrap_or_else(|| "(inline root)".to_string()),
-            base_id: None,
-            height,
-            range: 0..ID_END,
-            counts,
-            num_children: u32::try_from(tree.root.node.children.len()).unwrap_or(u32::MAX),
-            object_size: None,
-            buffered: Some((tree.root.node.buffer.len() + tree.since_root.len()) as u64),
-            watermark: None,
-        }];
-        let mut level = tree.root_work(wanted, &state.stats);
-        for _ in 1..height {
-            let opened: Vec<_> = stream::iter(level)
-                .map(|work| async move {
-                    let (node, pending) = tree.open_node(&work, state).await?;
-                    Ok::<_, Error>((node, pending, work))
-                })
-                .buffered(COUNT_CONCURRENCY)
-                .try_collect()
-                .await?;
-            level = Vec::new();
-            for (node, pending, work) in opened {
-                objects.push(tree_object(tree, &work, Some(node.buffer.len() as u64))?);
-                level.extend(overlapping(&node, &work, &pending, wanted, &state.stats));
-            }
+        match objects_of(tree, wanted, state).await {
+            Ok(objects) => Ok(objects),
+            Err(e) => Err(self.explain(e).await),
         }
-        for work in level {
-            objects.push(tree_object(tree, &work, None)?);
-        }
-        Ok(objects)
     }
+}
+
+async fn objects_of(
+    tree: &TreeCatalog,
+    wanted: &FragmentRanges,
+    state: &WalkState,
+) -> Result<Vec<TreeObject>> {
+    let counts = tree.counts()?;
+    let path = tree.root_path.clone();
+    let location = match &path {
+        Some(path) => tree.objects.bases.location(Owner::Current, path)?,
+        None => format!("{} (inline)", tree.label),
+    };
+    let height = tree.root.child_height().map_or(0, |h| h + 1);
+    let mut objects = vec![TreeObject {
+        location,
+        path: path.unwrap_or_else(|| "(inline root)".to_string()),
+        base_id: None,
+        height,
+        range: 0..ID_END,
+        counts,
+        num_children: u32::try_from(tree.root.node.children.len()).unwrap_or(u32::MAX),
+        object_size: None,
+        buffered: Some((tree.root.node.buffer.len() + tree.since_root.len()) as u64),
+        watermark: None,
+    }];
+    let mut level = tree.root_work(wanted, &state.stats);
+    for _ in 1..height {
+        let opened: Vec<_> = stream::iter(level)
+            .map(|work| async move {
+                let (node, pending) = tree.open_node(&work, state).await?;
+                Ok::<_, Error>((node, pending, work))
+            })
+            .buffered(COUNT_CONCURRENCY)
+            .try_collect()
+            .await?;
+        level = Vec::new();
+        for (node, pending, work) in opened {
+            objects.push(tree_object(tree, &work, Some(node.buffer.len() as u64))?);
+            level.extend(overlapping(&node, &work, &pending, wanted, &state.stats));
+        }
+    }
+    for work in level {
+        objects.push(tree_object(tree, &work, None)?);
+    }
+    Ok(objects)
 }
 
 fn tree_object(tree: &TreeCatalog, work: &Work, buffered: Option<u64>) -> Result<TreeObject> {

@@ -5,7 +5,7 @@
     reason = "helpers of tests, outside test functions"
 )]
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -215,6 +215,77 @@ fn a_directory_gives_all_its_tables_and_takes_more() {
 }
 
 #[test]
+fn a_directory_takes_new_tables_that_are_trees() {
+    let tables = Tables::make();
+    let sql = |commands: &[&str]| {
+        let mut args = vec!["sql", "--dir", ".", "--format", "csv", "-q"];
+        for command in commands {
+            args.extend(["-c", command]);
+        }
+        tables.run(&args)
+    };
+    let made = sql(&[
+        "CREATE TABLE big AS SELECT id, name FROM t WHERE id > 4",
+        "CREATE TABLE IF NOT EXISTS big AS SELECT 1 AS x",
+        "CREATE TABLE empty (id BIGINT NOT NULL, v VARCHAR)",
+        "INSERT INTO empty VALUES (1, 'one'), (2, NULL)",
+        "UPDATE big SET name = 'x' WHERE name IS NULL",
+        "DELETE FROM big WHERE id = 5",
+        "SELECT count(*), min(id), count(name) FROM big",
+        "SELECT id, v FROM empty ORDER BY id",
+        "SELECT DISTINCT layout FROM fragtree_versions('big')",
+    ]);
+    let text = good(&made);
+    for line in ["6,6,6", "1,one", "2,", "tree"] {
+        assert!(text.lines().any(|l| l == line), "{line} in {text}");
+    }
+    assert!(tables.folder.path().join("big.lance/_versions").is_dir());
+    // Another program sees them.
+    let again = good(&sql(&["SELECT count(*) AS n FROM big"]));
+    assert_eq!(again, "n\n6\n");
+    for (statement, why) in [
+        ("CREATE TABLE big AS SELECT 1 AS x", "already"),
+        (
+            "CREATE OR REPLACE TABLE big AS SELECT 1 AS x",
+            "INSERT OVERWRITE",
+        ),
+        (
+            "CREATE TABLE \"a/b\" AS SELECT 1 AS x",
+            "cannot be the name",
+        ),
+    ] {
+        let refused = sql(&[statement]);
+        assert!(!refused.status.success(), "{statement}");
+        assert!(stderr(&refused).contains(why), "{}", stderr(&refused));
+    }
+}
+
+#[test]
+fn optimizes_a_tree_once() {
+    let tables = Tables::make();
+    let uri = tables.uri();
+    for id in 0..12 {
+        let delete = format!("DELETE FROM t WHERE id = {id} AND id % 3 = 1");
+        good(&tables.run(&["sql", "--table", &format!("t={uri}"), "-q", "-c", &delete]));
+    }
+    let first = tables.json(&["optimize", &uri, "--format", "json"]);
+    assert_eq!(first["table"], json!(uri));
+    let again = tables.json(&["optimize", &uri, "--format", "json"]);
+    assert_eq!(again["commit"], Value::Null, "{again}");
+    let shown = good(&tables.run(&["optimize", &uri]));
+    assert!(shown.contains("good shape"), "{shown}");
+    let flat = tables.run(&["convert", &uri, "--to", "flat"]);
+    good(&flat);
+    let refused = tables.run(&["optimize", &uri]);
+    assert!(!refused.status.success());
+    assert!(
+        stderr(&refused).contains("convert it first"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
+#[test]
 fn creates_external_tables_with_options() {
     let tables = Tables::make();
     let create = |name: &str, options: &str| {
@@ -325,6 +396,53 @@ fn the_demo_makes_a_table_that_the_readme_can_query() {
         text.contains("| 199 | Kyoto | 49.75  |") && text.contains("leaves_opened=1"),
         "{text}"
     );
+}
+
+#[test]
+fn a_session_sees_what_other_programs_commit() {
+    let tables = Tables::make();
+    let uri = tables.uri();
+    let mut child = fragtree(
+        &[
+            "sql",
+            "-q",
+            "--format",
+            "csv",
+            "--table",
+            &format!("t={uri}"),
+            "--table",
+            &format!("two={uri}@2"),
+        ],
+        tables.folder.path(),
+    )
+    .stdin(Stdio::piped())
+    .stdout(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut trees = |of: &str| {
+        let sql = format!("SELECT COUNT(*) > 0 AS n FROM fragtree_tree('{of}');");
+        writeln!(input, "{sql}").unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), "n");
+        lines.next().unwrap().unwrap()
+    };
+    assert_eq!((trees("t"), trees("two")), ("true".into(), "true".into()));
+    good(&tables.run(&["convert", &uri, "--to", "flat"]));
+    assert_eq!((trees("t"), trees("two")), ("false".into(), "true".into()));
+    drop(input);
+    assert!(child.wait().unwrap().success());
+
+    let wrong = tables.run(&["sql", "--refresh", "soon", "-c", "SELECT 1"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        stderr(&wrong).contains("always nor off"),
+        "{}",
+        stderr(&wrong)
+    );
+    let off = ["--refresh", "off", "-c", "EXPLAIN SELECT id FROM t"];
+    let text = good(&tables.sql(&off));
+    assert!(text.contains("version=3 (pinned)"), "{text}");
 }
 
 #[test]

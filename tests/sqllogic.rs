@@ -117,9 +117,11 @@ impl Setting {
                 ("public", SystemColumns::default()),
                 ("sys", SystemColumns::ALL),
             ] {
-                let tables = engine
-                    .directory_schema(&uri, columns, Default::default())
-                    .await;
+                let options = TableOptions {
+                    system_columns: columns,
+                    ..Default::default()
+                };
+                let tables = engine.directory_schema(&uri, options).await;
                 register_schema(&ctx, schema, tables.expect("a folder"));
             }
         }
@@ -347,13 +349,17 @@ async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<S
         }
         let engine = Engine::new();
         let tables = engine
-            .directory_schema(
-                &common::text(&three),
-                SystemColumns::default(),
-                Default::default(),
-            )
+            .directory_schema(&common::text(&three), TableOptions::default())
             .await;
         register_schema(&ctx, "folder", tables.expect("a folder"));
+    }
+
+    if name == "writes" {
+        // Tables of its own, to be written to, in the layout of the run.
+        for table in ["t1", "t3", "t13", "t26"] {
+            let table = format!("{table}.lance");
+            common::copy_folder(&folder.join(&table), &scratch.join(&table));
+        }
     }
 
     let shown = format!("tests/sqllogic/{name}.slt");

@@ -1,6 +1,8 @@
 //! Whole tables through the public types: what queries cost in requests, faults, races, conversion.
 #![expect(clippy::panic, reason = "helpers of tests")]
 
+#[path = "tables/freshness.rs"]
+mod freshness;
 #[path = "common/probe.rs"]
 mod probe;
 
@@ -16,8 +18,8 @@ use datafusion::physical_plan::collect;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use fragtree::write::{ConvertOptions, ConvertReport, TreePolicy, convert};
 use fragtree::{
-    Engine, EngineOptions, Error, FragmentRanges, Layout, OpenOptions, RowAddrSet, RowAddressPlan,
-    Snapshot, SnapshotProvider, SystemColumns, TableOptions, VersionRef,
+    Engine, EngineOptions, Error, FragmentRanges, Layout, OpenOptions, Refresh, RowAddrSet,
+    RowAddressPlan, Snapshot, SnapshotProvider, SystemColumns, TableOptions, VersionRef,
 };
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use lance::Dataset;
@@ -80,6 +82,7 @@ fn small() -> ConvertOptions {
             node_bytes: 600,
             inline_root_bytes: 0,
             min_fragments: 0,
+            ..TreePolicy::default()
         },
         ..ConvertOptions::to_tree()
     }
@@ -104,10 +107,23 @@ fn probed(dir: &Path) -> String {
 }
 
 async fn session(engine: &Engine, uri: &str) -> SessionContext {
-    let ctx = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(2));
+    session_of(engine, uri, Refresh::Always).await
+}
+
+/// A session whose table does not look for newer versions, and so costs only what queries touch.
+async fn pinned_session(engine: &Engine, uri: &str) -> SessionContext {
+    session_of(engine, uri, Refresh::Off).await
+}
+
+async fn session_of(engine: &Engine, uri: &str, refresh: Refresh) -> SessionContext {
+    let config = SessionConfig::new()
+        .with_target_partitions(2)
+        .with_information_schema(true);
+    let ctx = SessionContext::new_with_config(config);
     engine.register(&ctx);
     let options = TableOptions {
         system_columns: SystemColumns::ALL,
+        refresh,
         ..Default::default()
     };
     engine
@@ -153,7 +169,7 @@ async fn queries_cost_what_they_touch() {
     assert!(!report.root_inline);
 
     let probe = Probe::default();
-    let ctx = session(&engine(&probe), &probed(&dir)).await;
+    let ctx = pinned_session(&engine(&probe), &probed(&dir)).await;
     assert_eq!(
         probe.count(".manifest"),
         2,

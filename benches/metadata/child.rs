@@ -113,19 +113,19 @@ fn counts(task: &Task) -> Vec<String> {
 }
 
 /// Wall time and its parts.
-struct Clock {
+pub(crate) struct Clock {
     cpu: f64,
     start: Instant,
     lap: Instant,
     phases: BTreeMap<String, f64>,
 }
 
-fn milliseconds(time: Duration) -> f64 {
+pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
 impl Clock {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let cpu = cpu_ms();
         let now = Instant::now();
         Self {
@@ -141,6 +141,21 @@ impl Clock {
         self.phases
             .insert(phase.to_string(), milliseconds(now - self.lap));
         self.lap = now;
+    }
+
+    /// What the process took, up to the last lap.
+    pub(crate) fn sample(mut self, answer: String) -> Result<Sample> {
+        let wall = self.lap - self.start;
+        let cpu_ms = cpu_ms() - self.cpu;
+        self.phases.retain(|_, ms| *ms > 0.0);
+        Ok(Sample {
+            wall_ms: milliseconds(wall),
+            cpu_ms,
+            phases: self.phases,
+            costs: BTreeMap::new(),
+            peak_kb: peak_kb()?,
+            answer,
+        })
     }
 }
 
@@ -278,17 +293,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn finish(&self, mut clock: Clock, answer: String) -> Result<Sample> {
-        let wall = clock.lap - clock.start;
-        let cpu_ms = cpu_ms() - clock.cpu;
-        clock.phases.retain(|_, ms| *ms > 0.0);
+    fn finish(&self, clock: Clock, answer: String) -> Result<Sample> {
         Ok(Sample {
-            wall_ms: milliseconds(wall),
-            cpu_ms,
-            phases: clock.phases,
             costs: self.meter.as_ref().map(Meter::costs).unwrap_or_default(),
-            peak_kb: peak_kb()?,
-            answer,
+            ..clock.sample(answer)?
         })
     }
 

@@ -8,6 +8,9 @@
 //!  report   medians against the targets, as Markdown, and plots
 //! ```
 //!
+//! With `--writes` it is what commits cost, in the same way: `writes` says which, on copies of the same
+//! tables, `writes_child` makes them, `writes_report` tells.
+//!
 //! `cargo xtask bench --help` lists the options.
 
 mod child;
@@ -17,11 +20,19 @@ mod plan;
 mod plot;
 mod report;
 mod tables;
+mod writes;
+mod writes_child;
+mod writes_plan;
+mod writes_plots;
+mod writes_report;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use plan::{Result, Task};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use writes_plan::{WritePolicy, WriteTask};
 
 const HELP: &str = "\
 cargo xtask bench [OPTIONS]
@@ -35,6 +46,9 @@ cargo xtask bench [OPTIONS]
   --rebuild            make the trees anew, after a change of the writer
   --out DIR            keep every measurement in DIR/results.json; what is measured again is replaced
   --docs               write docs/benchmarks.md and its plots from all that is in --out
+  --writes             measure commits, not queries: DIR/writes.json, docs/write-benchmarks.md
+  --policy NAME        with --writes, the tree's policy: default, one-sidecar, two-levels, or one of
+                       them with sizes of its own (default,buffer_bytes=65536); may be repeated
   --no-run             measure nothing: with --docs, only write
 
 Tables are made once and kept in $FRAGTREE_BENCH_DIR (default: target/tmp of this build), about 5 GB.
@@ -51,12 +65,17 @@ pub(crate) struct Options {
     pub out: Option<PathBuf>,
     pub docs: bool,
     pub no_run: bool,
+    pub writes: bool,
+    pub write_policies: Vec<WritePolicy>,
 }
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.first().map(String::as_str) {
-        Some("--child") => run_child(),
+        Some("--child") => run_child(|task: Task| async move { child::run(&task).await }),
+        Some("--write-child") => {
+            run_child(|task: WriteTask| async move { writes_child::run(&task).await })
+        }
         _ => run(args),
     };
     match done {
@@ -80,17 +99,25 @@ fn run(args: Vec<String>) -> Result<()> {
         println!("nothing measured: run with `cargo xtask bench`");
         return Ok(());
     }
+    if options.writes {
+        return writes::run(&options);
+    }
     matrix::run(&options)
 }
 
-/// Takes a task from standard input and prints its samples as one line of JSON.
-fn run_child() -> Result<()> {
-    let task: Task = serde_json::from_reader(std::io::stdin().lock())?;
+/// Takes a task from standard input and prints what it gave as one line of JSON.
+fn run_child<T, A, F>(run: impl FnOnce(T) -> F) -> Result<()>
+where
+    T: DeserializeOwned,
+    A: Serialize,
+    F: Future<Output = Result<A>>,
+{
+    let task: T = serde_json::from_reader(std::io::stdin().lock())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
-    let samples = runtime.block_on(child::run(&task))?;
-    println!("{}", serde_json::to_string(&samples)?);
+    let answer = runtime.block_on(run(task))?;
+    println!("{}", serde_json::to_string(&answer)?);
     Ok(())
 }
 
@@ -111,6 +138,8 @@ fn parse(args: Vec<String>) -> Result<Options> {
             "--out" => options.out = Some(value()?.into()),
             "--docs" => options.docs = true,
             "--no-run" => options.no_run = true,
+            "--writes" => options.writes = true,
+            "--policy" => options.write_policies.push(WritePolicy::parse(&value()?)?),
             _ => return Err(format!("unknown option {arg}\n\n{HELP}").into()),
         }
     }

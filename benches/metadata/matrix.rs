@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Options;
@@ -193,7 +194,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn wanted(options: &Options, name: &str) -> bool {
+pub(crate) fn wanted(options: &Options, name: &str) -> bool {
     options.only.is_empty()
         || options
             .only
@@ -202,7 +203,7 @@ fn wanted(options: &Options, name: &str) -> bool {
 }
 
 /// Where tables are kept.
-fn scratch() -> Result<PathBuf> {
+pub(crate) fn scratch() -> Result<PathBuf> {
     let dir = env::var_os("FRAGTREE_BENCH_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
     let dir = dir.join("metadata-bench");
@@ -210,7 +211,7 @@ fn scratch() -> Result<PathBuf> {
     Ok(fs::canonicalize(dir)?)
 }
 
-fn revision() -> String {
+pub(crate) fn revision() -> String {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).output().ok()?;
         Some(String::from_utf8_lossy(&output.stdout).trim().to_string())
@@ -329,20 +330,34 @@ impl Bench<'_> {
 }
 
 /// The machine's load over the last minute: measurements beside other work are worth less.
-fn load() -> String {
+pub(crate) fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().unwrap_or("?").to_string()
 }
 
 /// Runs a task in a process of its own.
-fn child(task: &Task) -> Result<Vec<(Side, Sample)>> {
+pub(crate) fn child(task: &Task) -> Result<Vec<(Side, Sample)>> {
+    let what = format!(
+        "{:?} {:?} on {} ({:?})",
+        task.side, task.work, task.facts.name, task.store
+    );
+    spawn("--child", task, task.store, &what)
+}
+
+/// Starts this program again with `role`, gives it `task` and takes its answer.
+pub(crate) fn spawn<T: Serialize, A: DeserializeOwned>(
+    role: &str,
+    task: &T,
+    store: Store,
+    what: &str,
+) -> Result<A> {
     let mut command = Command::new(env::current_exe()?);
-    command.arg("--child");
+    command.arg(role);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    if matches!(task.store, Store::Counted | Store::Slow) {
+    if matches!(store, Store::Counted | Store::Slow) {
         // Latest versions are then listed, as where listings come in order.
         command.env("LANCE_USE_VERSION_HINT", "0");
     }
@@ -352,15 +367,7 @@ fn child(task: &Task) -> Result<Vec<(Side, Sample)>> {
     }
     let output = child.wait_with_output()?;
     if !output.status.success() {
-        return Err(format!(
-            "{:?} {:?} on {} ({:?}) failed: {}",
-            task.side,
-            task.work,
-            task.facts.name,
-            task.store,
-            String::from_utf8_lossy(&output.stderr)
-        )
-        .into());
+        return Err(format!("{what} failed: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().last().ok_or("a child that says nothing")?;

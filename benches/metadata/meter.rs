@@ -1,7 +1,7 @@
 //! An object store that counts requests and bytes by kind of object, and can be slow.
 //!
 //! Counted are requests as a remote store would bill them: every get, head, put, list, copy and
-//! delete. Bytes are those asked for, whether or not the caller reads them to the end. Not counted is
+//! delete, and of an upload in parts its start, each part and its end. Bytes are those asked for, whether or not the caller reads them to the end. Not counted is
 //! what bypasses object stores; `file-object-store://` locations bypass nothing.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 use parking_lot::Mutex;
 
@@ -63,6 +63,7 @@ impl Meter {
 fn kind(location: &str) -> &'static str {
     let kinds = [
         ("latest_version_hint", "version hint"),
+        ("_transactions", "transaction file"),
         ("_versions", "manifest"),
         ("_bt/root/", "tree root"),
         ("_bt/node/", "tree node"),
@@ -123,10 +124,14 @@ impl ObjectStore for Metered {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        // Nothing measured writes so much that the parts would matter.
         self.meter.wait().await;
         self.meter.count("put", location.as_ref(), 0);
-        self.inner.put_multipart_opts(location, options).await
+        let inner = self.inner.put_multipart_opts(location, options).await?;
+        Ok(Box::new(MeteredUpload {
+            inner,
+            location: location.clone(),
+            meter: self.meter.clone(),
+        }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -189,5 +194,38 @@ impl ObjectStore for Metered {
         self.meter.wait().await;
         self.meter.count("rename", to.as_ref(), 0);
         self.inner.rename_opts(from, to, options).await
+    }
+}
+
+/// An upload whose parts are counted.
+#[derive(Debug)]
+struct MeteredUpload {
+    inner: Box<dyn MultipartUpload>,
+    location: Path,
+    meter: Meter,
+}
+
+#[async_trait]
+impl MultipartUpload for MeteredUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let bytes = data.content_length() as u64;
+        self.meter.count("put", self.location.as_ref(), bytes);
+        let part = self.inner.put_part(data);
+        let meter = self.meter.clone();
+        async move {
+            meter.wait().await;
+            part.await
+        }
+        .boxed()
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.meter.wait().await;
+        self.meter.count("put", self.location.as_ref(), 0);
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.inner.abort().await
     }
 }

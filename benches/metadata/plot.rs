@@ -144,7 +144,13 @@ fn legend<'a>(svg: &mut String, names: impl Iterator<Item = &'a str>, y: f64) {
 }
 
 /// Groups of bars, one bar for each series.
-pub(crate) fn bars(title: &str, unit: &str, groups: &[String], series: Vec<Series>) -> String {
+pub(crate) fn bars(
+    title: &str,
+    unit: &str,
+    x_label: &str,
+    groups: &[String],
+    series: Vec<Series>,
+) -> String {
     const WIDTH: f64 = 860.0;
     const HEIGHT: f64 = 420.0;
     let mut svg = start(WIDTH, HEIGHT, title);
@@ -191,7 +197,7 @@ pub(crate) fn bars(title: &str, unit: &str, groups: &[String], series: Vec<Serie
         (frame.left + frame.width / 2.0, HEIGHT - 12.0),
         "middle",
         13,
-        "fragments × data files of each",
+        x_label,
     );
     svg.push_str("</svg>\n");
     svg

@@ -36,7 +36,7 @@ pub(crate) struct Stat {
     pub sample: Sample,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = |i: usize| values.get(i).copied().unwrap_or(f64::NAN);
     let half = values.len() / 2;
@@ -680,7 +680,13 @@ impl Report<'_> {
                     .collect(),
             })
             .collect();
-        plot::bars(title, "milliseconds", &FABRICATED.map(plain_name), series)
+        plot::bars(
+            title,
+            "milliseconds",
+            "fragments × data files of each",
+            &FABRICATED.map(plain_name),
+            series,
+        )
     }
 
     fn growth(&self) -> String {
@@ -722,21 +728,21 @@ fn plain_name(table: &str) -> String {
     table.replace("_x", " × ").to_uppercase()
 }
 
-fn distinct(values: impl Iterator<Item = String>) -> String {
+pub(crate) fn distinct(values: impl Iterator<Item = String>) -> String {
     let mut all: Vec<String> = values.collect();
     all.sort();
     all.dedup();
     all.join(", ")
 }
 
-fn capitalized(text: &str) -> String {
+pub(crate) fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| {
         first.to_uppercase().chain(chars).collect()
     })
 }
 
-fn time(ms: f64) -> String {
+pub(crate) fn time(ms: f64) -> String {
     match ms {
         ms if ms >= 10_000.0 => format!("{:.1} s", ms / 1e3),
         ms if ms >= 1_000.0 => format!("{:.2} s", ms / 1e3),
@@ -746,7 +752,7 @@ fn time(ms: f64) -> String {
     }
 }
 
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     match bytes as f64 {
         b if b >= 1e8 => format!("{:.0} MB", b / 1e6),
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
@@ -755,7 +761,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {
         text.lines()
@@ -816,17 +822,15 @@ pub(crate) fn write(cells: &Cells, policy: Policy) -> Result<()> {
     for (name, svg) in plots {
         fs::write(docs.join(format!("{name}.svg")), svg)?;
     }
-    let page = docs.join("benchmarks.md");
-    let text = fs::read_to_string(&page)?;
-    let (before, rest) = text
-        .split_once(BEGIN)
-        .ok_or("docs/benchmarks.md has no begin marker")?;
-    let (_, after) = rest
-        .split_once(END)
-        .ok_or("docs/benchmarks.md has no end marker")?;
-    fs::write(
-        page,
-        format!("{before}{BEGIN}\n\n{}{END}{after}", report.markdown()),
-    )?;
+    replace_measured(&docs.join("benchmarks.md"), &report.markdown())
+}
+
+/// Puts `measured` between the markers of a page.
+pub(crate) fn replace_measured(page: &Path, measured: &str) -> Result<()> {
+    let text = fs::read_to_string(page)?;
+    let marker = |name| format!("{} has no {name} marker", page.display());
+    let (before, rest) = text.split_once(BEGIN).ok_or_else(|| marker("begin"))?;
+    let (_, after) = rest.split_once(END).ok_or_else(|| marker("end"))?;
+    fs::write(page, format!("{before}{BEGIN}\n\n{measured}{END}{after}"))?;
     Ok(())
 }

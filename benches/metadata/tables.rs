@@ -19,6 +19,7 @@ use arrow::array::{
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use lance::Dataset;
+use lance::dataset::builder::DatasetBuilder;
 use lance::dataset::{NewColumnTransform, WriteParams};
 use lance_io::utils::CachedFileSize;
 use lance_table::feature_flags::apply_feature_flags;
@@ -55,7 +56,8 @@ pub(crate) struct Spec {
     pub real_rows: Option<u32>,
 }
 
-const fn fabricated(name: &'static str, fragments: u32, files: usize) -> Spec {
+/// A table of invented records.
+pub(crate) const fn fabricated(name: &'static str, fragments: u32, files: usize) -> Spec {
     Spec {
         name,
         fragments,
@@ -115,7 +117,8 @@ impl Table {
     }
 }
 
-fn copy_dir(from: &Path, to: &Path) -> Result<()> {
+/// Copies a folder; its files are linked.
+pub(crate) fn copy_dir(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -153,6 +156,19 @@ pub(crate) async fn prepare(root: &Path, spec: &Spec) -> Result<Table> {
     // Last, so that a table that was given up half made is not taken for one.
     fs::write(facts_file, serde_json::to_vec_pretty(&facts)?)?;
     Ok(Table { facts, flat, dir })
+}
+
+/// A record of the flat table as its last real version has them.
+pub(crate) async fn template(table: &Table) -> Result<Fragment> {
+    // The first versions are small; the last one is the fabricated one.
+    let versions = match table.facts.files {
+        1 => 1,
+        files => u64::try_from(files)?,
+    };
+    let builder = DatasetBuilder::from_uri(utf8(&table.flat)?).with_version(versions);
+    let dataset = builder.load().await?;
+    let first = dataset.fragments().first().cloned();
+    first.ok_or_else(|| "a table without fragments".into())
 }
 
 fn utf8(path: &Path) -> Result<&str> {
@@ -355,7 +371,7 @@ fn fragment_list(dataset: &Dataset, flat: &Path, spec: &Spec, base: u32) -> Resu
 }
 
 /// A record like `template`, of files that do not exist.
-fn invent(template: &Fragment, id: u32, random: &mut StdRng) -> Fragment {
+pub(crate) fn invent(template: &Fragment, id: u32, random: &mut StdRng) -> Fragment {
     let mut fragment = template.clone();
     fragment.id = u64::from(id);
     let rows = random.random_range(1_000..=1_048_576);
@@ -383,7 +399,7 @@ fn invent(template: &Fragment, id: u32, random: &mut StdRng) -> Fragment {
 }
 
 /// A data file's name as Lance draws it: a UUID, three bytes in binary and thirteen in hex.
-fn file_name(random: &mut StdRng) -> String {
+pub(crate) fn file_name(random: &mut StdRng) -> String {
     let id = uuid::Builder::from_random_bytes(random.random()).into_uuid();
     let (binary, hex) = id.as_bytes().split_at(3);
     let binary: String = binary.iter().map(|b| format!("{b:08b}")).collect();

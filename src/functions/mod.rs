@@ -1,7 +1,7 @@
 //! Table functions over metadata: `fragtree_fragments`, `fragtree_tree`, `fragtree_versions`.
 //!
-//! Each takes a registered table's name or a location. Names are looked up when a query runs, so a
-//! function sees the table as the query does.
+//! Each takes a registered table's name or a location. Names are looked up when a query is planned,
+//! and a function sees the version that the query's scans of that name see.
 
 mod fragments;
 mod objects;
@@ -9,7 +9,6 @@ mod versions;
 
 pub(crate) use fragments::deletion_path;
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -17,16 +16,20 @@ use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::config::CatalogOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DataFusionError, Result as DFResult, ScalarValue};
+use datafusion::datasource::{provider_as_source, source_as_provider};
 use datafusion::execution::SessionState;
-use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::logical_expr::{Expr, LogicalPlan, TableProviderFilterPushDown, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
 use datafusion::sql::TableReference;
+use tokio::sync::OnceCell;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::live::Unavailable;
 use crate::physical::metadata::{MetadataExec, MetadataSource};
 use crate::provider::SnapshotProvider;
 use crate::pruning::{AddressColumns, AddressDomain, FRAG_ID, prune};
@@ -113,12 +116,13 @@ impl TableFunctionImpl for MetadataFunction {
             engine: self.engine.clone(),
             state: self.state.clone(),
             schema: self.kind.schema(),
+            version: Arc::default(),
         }))
     }
 }
 
 /// A metadata table of a target that is looked up at each query.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct MetadataTable {
     kind: Kind,
     name: &'static str,
@@ -126,21 +130,28 @@ struct MetadataTable {
     engine: Engine,
     state: StateRef,
     schema: SchemaRef,
+    /// The version of the target in one query, shared by the query's functions of that target.
+    version: Arc<OnceCell<Arc<Snapshot>>>,
 }
 
 impl MetadataTable {
     async fn snapshot(&self) -> Result<Arc<Snapshot>> {
+        let version = self.version.get_or_try_init(|| self.look_up()).await?;
+        Ok(Arc::clone(version))
+    }
+
+    async fn look_up(&self) -> Result<Arc<Snapshot>> {
         if let Some(provider) = self.registered().await? {
-            let any: &dyn Any = provider.as_ref();
-            return any
-                .downcast_ref::<SnapshotProvider>()
-                .map(|p| Arc::clone(p.snapshot()))
-                .ok_or_else(|| {
-                    Error::invalid(format!(
-                        "{}: table {:?} is not a Lance table",
-                        self.name, self.target
-                    ))
-                });
+            if let Some(unavailable) = provider.downcast_ref::<Unavailable>() {
+                return Err(unavailable.error().clone());
+            }
+            let lance = provider.downcast_ref::<SnapshotProvider>();
+            return lance.map(|p| Arc::clone(p.snapshot())).ok_or_else(|| {
+                Error::invalid(format!(
+                    "{}: table {:?} is not a Lance table",
+                    self.name, self.target
+                ))
+            });
         }
         self.engine
             .open(&self.target, VersionRef::latest(), HashMap::new())
@@ -192,6 +203,61 @@ impl MetadataTable {
             }),
         }
     }
+}
+
+/// Makes the functions in a plan that name the same table show one version: that of the plan's scans
+/// of the table, when it has any.
+pub(crate) fn agree(plan: LogicalPlan, names: &CatalogOptions) -> DFResult<LogicalPlan> {
+    let resolve =
+        |name: TableReference| name.resolve(&names.default_catalog, &names.default_schema);
+    let mut any = false;
+    // Nothing where a name stands for more than one version.
+    let mut scanned: HashMap<_, Option<Arc<Snapshot>>> = HashMap::new();
+    plan.apply_with_subqueries(|node| {
+        let LogicalPlan::TableScan(scan) = node else {
+            return Ok(TreeNodeRecursion::Continue);
+        };
+        let provider = source_as_provider(&scan.source);
+        let Ok(provider) = provider else {
+            return Ok(TreeNodeRecursion::Continue);
+        };
+        any |= provider.is::<MetadataTable>();
+        if let Some(provider) = provider.downcast_ref::<SnapshotProvider>() {
+            let snapshot = provider.snapshot();
+            scanned
+                .entry(resolve(scan.table_name.clone()))
+                .and_modify(|s| *s = s.take().filter(|s| Arc::ptr_eq(s, snapshot)))
+                .or_insert_with(|| Some(Arc::clone(snapshot)));
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    if !any {
+        return Ok(plan);
+    }
+    let mut versions: HashMap<_, Arc<OnceCell<Arc<Snapshot>>>> = HashMap::new();
+    let agreed = plan.transform_up_with_subqueries(|node| {
+        let LogicalPlan::TableScan(mut scan) = node else {
+            return Ok(Transformed::no(node));
+        };
+        let provider = source_as_provider(&scan.source).ok();
+        let table = provider
+            .as_ref()
+            .and_then(|p| p.downcast_ref::<MetadataTable>());
+        let Some(table) = table else {
+            return Ok(Transformed::no(LogicalPlan::TableScan(scan)));
+        };
+        let name = resolve(TableReference::parse_str(&table.target));
+        let version = versions.entry(name.clone()).or_insert_with(|| {
+            let scanned = scanned.get(&name).cloned().flatten();
+            Arc::new(OnceCell::new_with(scanned))
+        });
+        scan.source = provider_as_source(Arc::new(MetadataTable {
+            version: Arc::clone(version),
+            ..table.clone()
+        }));
+        Ok(Transformed::yes(LogicalPlan::TableScan(scan)))
+    })?;
+    Ok(agreed.data)
 }
 
 #[async_trait]

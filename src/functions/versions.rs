@@ -35,6 +35,8 @@ pub(super) fn schema() -> SchemaRef {
         Field::new("layout", DataType::Utf8, false),
         Field::new("operation", DataType::Utf8, true),
         Field::new("manifest_bytes", DataType::UInt64, false),
+        Field::new("transaction_bytes", DataType::UInt64, true),
+        Field::new("mutations", DataType::UInt64, true),
         Field::new("num_fragments", DataType::UInt64, true),
         Field::new("total_rows", DataType::UInt64, true),
         Field::new("visible_rows", DataType::UInt64, true),
@@ -55,6 +57,10 @@ pub(super) struct Versions {
 struct Row {
     entry: VersionEntry,
     operation: Option<String>,
+    /// Length of the transaction's record, in a file of its own or inside the manifest file.
+    transaction_bytes: Option<u64>,
+    /// Changes of fragment records that the version adds to the one before, when both are trees.
+    mutations: Option<u64>,
     counts: Option<Counts>,
     fragments: Option<u64>,
     tags: Vec<String>,
@@ -98,20 +104,11 @@ impl Reader {
     }
 
     async fn read(&self) -> Result<RecordBatch> {
-        let shell = self.snapshot.shell();
-        let store = shell
-            .object_store(None)
-            .await
-            .map_err(|e| Error::lance("cannot open the table's object store", e))?;
-        let table = Table {
-            uri: self.snapshot.uri().to_string(),
-            base: shell.branch_location().path,
-            store,
-            handler: Arc::clone(self.snapshot.handler()),
-            limits: Limits::default(),
-        };
+        let table = self.snapshot.table(Limits::default()).await?;
         let mut locations = table.list().await?;
-        locations.truncate(self.limit);
+        // What a version adds is seen against the one before.
+        let before = usize::from(self.asks(&["mutations"]));
+        locations.truncate(self.limit.saturating_add(before));
         let tags = if self.asks(&["tags"]) {
             self.tags().await?
         } else {
@@ -119,18 +116,24 @@ impl Reader {
         };
         let mut rows = Vec::with_capacity(locations.len());
         let mut entries = table.entries(locations);
-        while let Some(entry) = entries.try_next().await? {
-            rows.push(self.row(&table, entry, &tags).await?);
+        let mut next = entries.try_next().await?;
+        while let Some(entry) = next.take().filter(|_| rows.len() < self.limit) {
+            next = entries.try_next().await?;
+            let mutations = next.as_ref().and_then(|before| mutations(before, &entry));
+            let mut row = self.row(&table, entry, &tags).await?;
+            row.mutations = mutations;
+            rows.push(row);
         }
         self.batch(&rows)
     }
 
     async fn row(&self, table: &Table, entry: VersionEntry, tags: &[(String, u64)]) -> Result<Row> {
-        let operation = if self.asks(&["operation"]) {
-            operation(table, &entry).await?
-        } else {
-            None
-        };
+        let (mut operation, mut transaction_bytes) = (None, None);
+        if self.asks(&["operation", "transaction_bytes"])
+            && let Some((name, size)) = transaction(table, &entry).await?
+        {
+            (operation, transaction_bytes) = (name, Some(size));
+        }
         let (mut counts, mut fragments) = (None, None);
         if self.asks(&["num_fragments", "total_rows", "visible_rows"]) {
             let options = self
@@ -148,6 +151,8 @@ impl Reader {
             tags: tags.map(|(name, _)| name.clone()).collect(),
             entry,
             operation,
+            transaction_bytes,
+            mutations: None,
             counts,
             fragments,
         })
@@ -199,6 +204,8 @@ impl Reader {
                         .collect::<StringArray>(),
                 ),
                 "manifest_bytes" => number(&|r| Some(r.entry.file_size)),
+                "transaction_bytes" => number(&|r| r.transaction_bytes),
+                "mutations" => number(&|r| r.mutations),
                 "num_fragments" => number(&|r| r.fragments),
                 "total_rows" => number(&|r| r.counts.map(|c| c.total_rows)),
                 "visible_rows" => number(&|r| r.counts.map(|c| c.visible_rows)),
@@ -215,8 +222,17 @@ impl Reader {
     }
 }
 
-/// The operation of the transaction that made a version, when the version says.
-async fn operation(table: &Table, entry: &VersionEntry) -> Result<Option<String>> {
+/// Sequences given out between two versions: each mutation takes one (spec, "Sequence numbers").
+/// Nothing when one is flat or they do not follow each other, as in a tree that was made anew.
+fn mutations(before: &VersionEntry, after: &VersionEntry) -> Option<u64> {
+    let follows = before.location.version.checked_add(1)? == after.location.version;
+    let (before, after) = before.next_sequence.zip(after.next_sequence)?;
+    after.checked_sub(before).filter(|_| follows)
+}
+
+/// The operation of the transaction that made a version and the length of its record, when the
+/// version has one.
+async fn transaction(table: &Table, entry: &VersionEntry) -> Result<Option<(Option<String>, u64)>> {
     let head = &entry.head;
     let (path, bytes) = if head.transaction_file.is_empty() {
         let Some(at) = head
@@ -249,6 +265,7 @@ async fn operation(table: &Table, entry: &VersionEntry) -> Result<Option<String>
             Err(e) => return Err(Error::store(path.to_string(), e)),
         }
     };
+    let size = bytes.len() as u64;
     let transaction = pb::Transaction::decode(bytes).map_err(|e| {
         Error::corrupt(
             path.to_string(),
@@ -257,7 +274,8 @@ async fn operation(table: &Table, entry: &VersionEntry) -> Result<Option<String>
             e.to_string(),
         )
     })?;
-    Ok(transaction.operation.as_ref().map(operation_name))
+    let operation = transaction.operation.as_ref().map(operation_name);
+    Ok(Some((operation, size)))
 }
 
 async fn read_section(table: &Table, path: &Path, at: u64, size: u64) -> Result<Bytes> {

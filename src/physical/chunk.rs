@@ -18,8 +18,8 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, SendableRecordBatchStream,
 };
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use lance::Dataset;
 use lance::dataset::scanner::MaterializationStyle;
 use lance_core::datatypes::Schema as LanceSchema;
@@ -113,6 +113,19 @@ pub(crate) async fn scan_chunk(
     context: &Arc<TaskContext>,
     stats: &Arc<DataStats>,
 ) -> Result<Option<BoxStream<'static, DFResult<RecordBatch>>>> {
+    match start(snapshot, request, fragments, context, stats).await {
+        Ok(scan) => Ok(scan),
+        Err(e) => Err(snapshot.explain(e).await),
+    }
+}
+
+async fn start(
+    snapshot: &Arc<Snapshot>,
+    request: &Arc<ScanRequest>,
+    fragments: Vec<ResolvedFragment>,
+    context: &Arc<TaskContext>,
+    stats: &Arc<DataStats>,
+) -> Result<Option<BoxStream<'static, DFResult<RecordBatch>>>> {
     let (fragments, selection) = choose(snapshot, request, fragments);
     if fragments.is_empty() {
         return Ok(None);
@@ -141,8 +154,8 @@ pub(crate) async fn scan_chunk(
         plan,
         stats: Arc::clone(stats),
     };
-    let request = Arc::clone(request);
-    Ok(Some(shape(stream, request, selection, label, cost)))
+    let stream = explained(stream, Arc::clone(snapshot), label);
+    Ok(Some(shape(stream, Arc::clone(request), selection, cost)))
 }
 
 /// Names what is read, for errors: table, version and fragments.
@@ -264,29 +277,44 @@ async fn plan_scan(
 
 /// Turns Lance's batches into the output: columns by name, system columns computed, rows dropped.
 fn shape(
-    stream: SendableRecordBatchStream,
+    stream: BoxStream<'static, DFResult<RecordBatch>>,
     request: Arc<ScanRequest>,
     selection: Selection,
-    label: Arc<str>,
     cost: PlanCost,
 ) -> BoxStream<'static, DFResult<RecordBatch>> {
     stream
         .map(move |batch| {
             // Held until the stream goes.
             let _ = &cost;
-            let batch = batch.map_err(|e| explain(e, &label))?;
             let batch = match &selection {
-                Selection::Afterwards(rows) => keep_rows(&batch, rows)?,
-                Selection::All | Selection::Rows(_) => batch,
+                Selection::Afterwards(rows) => keep_rows(&batch?, rows)?,
+                Selection::All | Selection::Rows(_) => batch?,
             };
             shape_batch(&batch, &request)
         })
         .boxed()
 }
 
-/// Says which fragments a failed read was for.
-fn explain(error: DataFusionError, label: &str) -> DataFusionError {
-    let text = error.to_string().to_lowercase();
+/// Says which fragments a failed read was for, and whether its version was removed meanwhile.
+fn explained(
+    stream: SendableRecordBatchStream,
+    snapshot: Arc<Snapshot>,
+    label: Arc<str>,
+) -> BoxStream<'static, DFResult<RecordBatch>> {
+    stream
+        .or_else(move |error| {
+            let (snapshot, label) = (Arc::clone(&snapshot), Arc::clone(&label));
+            async move { Err(explain(error, &snapshot, &label).await) }
+        })
+        .boxed()
+}
+
+async fn explain(error: DataFusionError, snapshot: &Snapshot, label: &str) -> DataFusionError {
+    let text = error.to_string();
+    if let Some(removed) = snapshot.removed(&text).await {
+        return DataFusionError::from(removed).context(format!("reading {label}"));
+    }
+    let text = text.to_lowercase();
     let missing = text.contains("not found") || text.contains("no such file");
     let advice = if missing {
         "; a file that the version names is gone: it was removed by hand or by a cleanup of old versions"

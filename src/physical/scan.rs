@@ -36,6 +36,8 @@ use crate::tree_scan::{FragmentStream, ResolvedFragment, SequenceLedger, WalkOpt
 #[derive(Debug, Clone)]
 pub(crate) struct ScanPlan {
     pub snapshot: Arc<Snapshot>,
+    /// Whether the table stays at this version, and was not only at it when it was looked up.
+    pub pinned: bool,
     pub request: Arc<ScanRequest>,
     /// The fragments to read.
     pub fragments: FragmentRanges,
@@ -98,8 +100,9 @@ impl ScanPlan {
             .unwrap_or(&table);
         write!(
             f,
-            "table={name}, version={}, layout={}, fragments={}",
+            "table={name}, version={}{}, layout={}, fragments={}",
             self.snapshot.version(),
+            if self.pinned { " (pinned)" } else { "" },
             self.snapshot.layout(),
             self.fragments
         )?;

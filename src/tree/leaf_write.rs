@@ -1,5 +1,6 @@
 //! Writing leaves: records to the bytes of a Lance file.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -75,6 +76,13 @@ impl FileBuilder {
     }
 }
 
+/// Bytes of a leaf that do not depend on its records: schema, column metadata, footer.
+pub(crate) const LEAF_OVERHEAD: u64 = 4096;
+
+/// Stored bytes of records for each byte of their protobuf, before a leaf of the table has shown
+/// its own.
+pub(crate) const INITIAL_RATIO: f64 = 0.6;
+
 /// Collects records into one leaf. Records must come in order of strictly increasing id.
 pub(crate) struct LeafBuilder {
     ids: UInt64Builder,
@@ -125,19 +133,7 @@ impl LeafBuilder {
         self.last = Some(record.id);
         self.proto_bytes += record.encoded_len();
         self.ids.append_value(record.id);
-        let meta = pb::DataFragment {
-            id: 0,
-            files: Vec::new(),
-            overlays: Vec::new(),
-            deletion_file: record.deletion_file,
-            row_id_sequence: record.row_id_sequence.clone(),
-            physical_rows: record.physical_rows,
-            clustering_id: record.clustering_id,
-            metadata: record.metadata.clone(),
-            last_updated_at_version_sequence: record.last_updated_at_version_sequence.clone(),
-            created_at_version_sequence: record.created_at_version_sequence.clone(),
-        };
-        self.meta.append_value(meta.encode_to_vec());
+        self.meta.append_value(encode_meta(record));
         for file in &record.files {
             self.files.push(file)?;
         }
@@ -215,6 +211,35 @@ impl LeafBuilder {
     }
 }
 
+/// The `fragment_meta` of a record (spec, "Leaf format"). The same record gives the same bytes, so
+/// that a leaf which was written before is recognised.
+fn encode_meta(record: &pb::DataFragment) -> Vec<u8> {
+    let meta = pb::DataFragment {
+        id: 0,
+        files: Vec::new(),
+        overlays: Vec::new(),
+        deletion_file: record.deletion_file,
+        row_id_sequence: record.row_id_sequence.clone(),
+        physical_rows: record.physical_rows,
+        clustering_id: record.clustering_id,
+        metadata: HashMap::new(),
+        last_updated_at_version_sequence: record.last_updated_at_version_sequence.clone(),
+        created_at_version_sequence: record.created_at_version_sequence.clone(),
+    };
+    let mut bytes = meta.encode_to_vec();
+    let mut metadata: Vec<_> = record.metadata.iter().collect();
+    metadata.sort_unstable();
+    for (key, value) in metadata {
+        // A map has no order of its own, but messages put one after another are one message.
+        let entry = pb::DataFragment {
+            metadata: HashMap::from([(key.clone(), value.clone())]),
+            ..Default::default()
+        };
+        bytes.extend(entry.encode_to_vec());
+    }
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,6 +311,29 @@ mod tests {
         let owned = leaf.record(0, Owner::Base(7)).expect("present");
         let bases: Vec<_> = owned.files.iter().map(|f| f.base_id).collect();
         assert_eq!(bases, [Some(7), Some(0), Some(7)]);
+    }
+
+    #[tokio::test]
+    async fn the_same_records_give_the_same_bytes() {
+        let mut encoded = Vec::new();
+        for _ in 0..4 {
+            let mut builder = LeafBuilder::new();
+            for id in 0..300u64 {
+                let metadata = (0..5).map(|i| (format!("key {i}"), format!("{id}")));
+                let record = pb::DataFragment {
+                    id,
+                    metadata: metadata.collect(),
+                    ..records().swap_remove(0)
+                };
+                builder.push(&record).expect("in order");
+            }
+            encoded.push(builder.encode().await.expect("encodes"));
+        }
+        assert!(encoded.iter().all(|bytes| *bytes == encoded[0]));
+        let leaf = decode(encoded.swap_remove(0)).await.expect("valid");
+        let found = leaf.record(7, Owner::Current).expect("present");
+        assert_eq!(found.metadata.len(), 5);
+        assert_eq!(found.metadata["key 3"], "7");
     }
 
     #[tokio::test]

@@ -8,10 +8,15 @@ use std::sync::Arc;
 
 use lance_table::format::pb;
 use pb::fragment_action::Action as PbAction;
+use prost::Message;
 
 use super::object::{BaseTable, Owner};
-use super::record::{check_data_file, check_deletion_file, check_record, counts_of, resolve_owner};
+use super::record::{
+    check_data_file, check_deletion_file, check_new_file, check_new_record, check_record,
+    counts_of, resolve_owner,
+};
 use super::summary::{Counts, Delta};
+use super::wire::framed;
 use crate::error::{Error, Result};
 
 /// What a mutation does to its fragment.
@@ -153,6 +158,69 @@ impl Mutation {
         }
     }
 
+    /// Checks a mutation that is about to be stored, as far as it shows by itself. Whether its bases
+    /// are known is for those who have the new manifest.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`]: no tree can hold it.
+    pub(crate) fn check_new(&self) -> Result<()> {
+        let label = format!("{} of fragment {}", self.action.name(), self.target);
+        let broken = |why: String| Err(Error::invalid(format!("cannot store {label}: {why}")));
+        let possible = self.action.possible_count_deltas();
+        if !possible.contains(&self.delta.fragments) {
+            return broken(format!(
+                "its count delta is {} and must be in {possible:?}",
+                self.delta.fragments
+            ));
+        }
+        let checked = match &self.action {
+            Action::Upsert(record) if record.id != u64::from(self.target) => {
+                return broken(format!("its record is of fragment {}", record.id));
+            }
+            Action::Upsert(record) => check_new_record(&label, record),
+            Action::AddDataFile(file) => check_new_file(&label, file),
+            Action::AddDeletionFile(file) => check_deletion_file(&label, file, None),
+            Action::Remove
+            | Action::RemoveDataFile(_)
+            | Action::ClearDeletionFile
+            | Action::ReplaceDataFile { .. } => Ok(()),
+        };
+        checked.or_else(|e| broken(e.to_string()))
+    }
+
+    /// The mutation as the opened dataset's own objects hold it: files that inherited another
+    /// dataset from the object they were found in name it now.
+    pub(crate) fn adopt(mutation: Arc<Self>, owner: Owner) -> Arc<Self> {
+        let Some(base_id) = owner.base_id() else {
+            return mutation;
+        };
+        let mut own = mutation.as_ref().clone();
+        match &mut own.action {
+            Action::Upsert(record) => resolve_owner(record, owner),
+            Action::AddDataFile(file) => {
+                file.base_id.get_or_insert(base_id);
+            }
+            Action::AddDeletionFile(file) => {
+                file.base_id.get_or_insert(base_id);
+            }
+            Action::ReplaceDataFile { base_id: own, .. } => {
+                own.get_or_insert(base_id);
+            }
+            Action::Remove | Action::RemoveDataFile(_) | Action::ClearDeletionFile => {}
+        }
+        Arc::new(own)
+    }
+
+    /// The order in which mutations are kept: by fragment, then by sequence.
+    pub(crate) fn key(&self) -> (u32, u64) {
+        (self.target, self.sequence)
+    }
+
+    /// Bytes the mutation takes in the buffer that holds it.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        framed(self.encode().encoded_len())
+    }
+
     /// The message this mutation is stored as.
     pub(crate) fn encode(&self) -> pb::FragmentTreeMutation {
         let frag_id = u64::from(self.target);
@@ -250,7 +318,7 @@ impl Pending {
 
     /// The order in which pending mutations are kept: by fragment, then by sequence.
     pub(crate) fn key(&self) -> (u32, u64) {
-        (self.mutation.target, self.mutation.sequence)
+        self.mutation.key()
     }
 }
 

@@ -23,7 +23,7 @@ use prost::Message;
 use super::mutation::{Action, Mutation};
 use super::object::{BaseTable, Owner, check_tree_path};
 use super::summary::{Counts, Tally};
-use super::wire::{for_each_nested, reject_external_sequences};
+use super::wire::{for_each_nested, framed, reject_external_sequences};
 use crate::error::{Error, Result};
 
 /// One past the greatest fragment id.
@@ -108,6 +108,11 @@ impl Child {
             object_size: message.object_size,
             watermark: message.materialized_through_action_sequence,
         })
+    }
+
+    /// Bytes the reference takes in the child list that holds it.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        framed(self.encode().encoded_len())
     }
 
     /// The message this reference is stored as.

@@ -148,6 +148,19 @@ impl BaseTable {
         ))
     }
 
+    /// Where a base lies: its path as the manifest writes it, its resolved location or nothing when
+    /// that cannot be told, and whether it is a dataset's root.
+    pub(crate) fn base(&self, id: u32) -> Option<(&str, Option<&str>, bool)> {
+        let entry = self.entries.get(&id)?;
+        let location = entry.location.as_deref().ok();
+        Some((&entry.path, location, entry.is_dataset_root))
+    }
+
+    /// Ids of all bases.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
+        self.entries.keys().copied()
+    }
+
     /// The resolved location of `path` under `owner`: equal exactly for the same object.
     pub(crate) fn location(&self, owner: Owner, path: &str) -> Result<String> {
         let root = match owner {

@@ -153,6 +153,37 @@ pub(crate) fn check_record(
     Ok(())
 }
 
+/// Checks a data file that is about to be stored, but for its base.
+pub(crate) fn check_new_file(object: &str, file: &pb::DataFile) -> Result<()> {
+    check_mapping(
+        object,
+        file.file_major_version,
+        file.file_minor_version,
+        &file.fields,
+        &file.column_indices,
+    )
+}
+
+/// Checks a whole record that is about to be stored, but for its bases.
+pub(crate) fn check_new_record(object: &str, record: &pb::DataFragment) -> Result<()> {
+    let overlays = record.overlays.iter().map(|o| o.data_file.as_ref());
+    for file in record.files.iter().map(Some).chain(overlays) {
+        let file = file.ok_or_else(|| {
+            Error::corrupt(
+                object,
+                "overlay_without_file",
+                "an overlay with its data file",
+                "none",
+            )
+        })?;
+        check_new_file(&format!("{object}, file {}", file.path), file)?;
+    }
+    match &record.deletion_file {
+        Some(deletion) => check_deletion_file(object, deletion, Some(record.physical_rows)),
+        None => Ok(()),
+    }
+}
+
 /// Gives every file of `record` that names no base the base of `owner` (spec, "Object references";
 /// `spec/notes.md` 10). After this the record means the same wherever it is kept, as long as it
 /// stays under the same manifest.

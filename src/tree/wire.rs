@@ -7,7 +7,9 @@
 use std::ops::Range;
 
 use bytes::Buf;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::encoding::{
+    DecodeContext, WireType, decode_key, decode_varint, encoded_len_varint, skip_field,
+};
 
 use crate::error::{Error, Result};
 
@@ -22,6 +24,13 @@ pub(crate) struct WireField {
     pub raw: Range<usize>,
     /// Whether the field is length-delimited.
     pub delimited: bool,
+}
+
+/// Bytes of a nested message of `length` bytes in the message around it, under a field number below
+/// 16 as all repeated fields of a tree have.
+pub(crate) fn framed(length: usize) -> u64 {
+    let length = length as u64;
+    1 + encoded_len_varint(length) as u64 + length
 }
 
 /// Calls `visit` for each top-level field of the message in `bytes`, in stored order.

@@ -3,101 +3,25 @@
 //! Leaves are cut by their stored size, nodes by their encoded size; the root stays in the manifest
 //! while it is small. A record is held only until its leaf is written.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
 use datafusion::common::runtime::SpawnedTask;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream::FuturesOrdered};
-use lance_io::object_store::ObjectStore;
 use lance_table::format::pb;
-use object_store::ObjectStoreExt;
-use object_store::path::Path;
 use prost::Message;
-use uuid::Uuid;
 
+pub(crate) use super::policy::TreePolicy;
+pub(crate) use super::sink::ObjectSink;
+
+use super::root::publish_root;
+use super::sink::ObjectKind;
 use crate::error::{Error, Result};
-use crate::tree::leaf_write::LeafBuilder;
+use crate::tree::leaf_write::{INITIAL_RATIO, LEAF_OVERHEAD, LeafBuilder};
 use crate::tree::node::{Child, Node, Root};
 use crate::tree::record::counts_of;
 use crate::tree::summary::{Counts, Tally};
 
-/// Sizes that shape a tree. All bytes are of objects as stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TreePolicy {
-    /// Target size of a leaf. Smaller leaves make a look-up of one fragment cheaper and a full read
-    /// more requests, of which each costs about a millisecond of decoding whatever its size. Default
-    /// 256 KiB: one look-up reads less than 300 KB, a full read a few hundred objects.
-    pub leaf_bytes: u64,
-    /// Target size of an interior node and of an external root. Default 128 KiB.
-    pub node_bytes: u64,
-    /// A root up to this size is kept in the manifest, which saves a request at every open. Default
-    /// 96 KiB: with it a manifest is still read by one request.
-    pub inline_root_bytes: u64,
-    /// Fewer fragments than this are not worth a tree. Default 1,000.
-    pub min_fragments: u64,
-}
-
-impl Default for TreePolicy {
-    fn default() -> Self {
-        Self {
-            leaf_bytes: 256 << 10,
-            node_bytes: 128 << 10,
-            inline_root_bytes: 96 << 10,
-            min_fragments: 1000,
-        }
-    }
-}
-
 /// Leaves that are encoded and written at once.
 const LEAVES_IN_FLIGHT: usize = 4;
-
-/// Bytes of a leaf that do not depend on its records: schema, column metadata, footer.
-const LEAF_OVERHEAD: f64 = 4096.0;
-
-/// Stored bytes of records for each byte of their protobuf, before the first leaf has shown the
-/// table's own.
-const INITIAL_RATIO: f64 = 0.6;
-
-/// Where a tree's objects go: a dataset's `_bt/`, or nowhere on a dry run.
-#[derive(Debug, Clone)]
-pub(crate) struct ObjectSink {
-    pub store: Arc<ObjectStore>,
-    pub base: Path,
-    pub dry_run: bool,
-}
-
-impl ObjectSink {
-    /// Writes an object that must not exist yet. Returns its path relative to the dataset.
-    async fn put(&self, kind: &str, extension: &str, bytes: Bytes) -> Result<String> {
-        let name = format!("{}.{extension}", Uuid::new_v4().hyphenated());
-        let path = format!("_bt/{kind}/{name}");
-        if !self.dry_run {
-            let location = self.base.clone().join("_bt").join(kind).join(name.as_str());
-            self.store
-                .inner
-                .put(&location, bytes.into())
-                .await
-                .map_err(|e| Error::Store {
-                    object: location.to_string(),
-                    source: Arc::new(e),
-                })?;
-        }
-        Ok(path)
-    }
-
-    /// Removes objects that no version will name.
-    pub(crate) async fn discard(&self, paths: &[String]) {
-        for path in paths {
-            let location = path
-                .split('/')
-                .fold(self.base.clone(), |base, part| base.join(part));
-            if let Err(error) = self.store.inner.delete(&location).await {
-                tracing::warn!(%location, %error, "an unused tree object stays behind");
-            }
-        }
-    }
-}
 
 /// What a built tree consists of.
 #[derive(Debug, Clone, Default)]
@@ -157,7 +81,7 @@ impl TreeBuilder {
     }
 
     fn estimated_bytes(&self) -> f64 {
-        LEAF_OVERHEAD + self.leaf.proto_bytes() as f64 * self.ratio
+        LEAF_OVERHEAD as f64 + self.leaf.proto_bytes() as f64 * self.ratio
     }
 
     async fn close_leaf(&mut self) -> Result<()> {
@@ -175,7 +99,7 @@ impl TreeBuilder {
             let proto = leaf.proto_bytes();
             let bytes = leaf.encode().await?;
             let object_size = bytes.len() as u64;
-            let path = sink.put("leaf", "lance", bytes).await?;
+            let path = sink.put(ObjectKind::Leaf, bytes).await?;
             let child = Child {
                 path,
                 base_id: None,
@@ -202,7 +126,7 @@ impl TreeBuilder {
     async fn collect_leaf(&mut self) -> Result<()> {
         if let Some(written) = self.writing.next().await {
             let (child, proto) = written?;
-            let records = (child.object_size as f64 - LEAF_OVERHEAD).max(0.0);
+            let records = child.object_size.saturating_sub(LEAF_OVERHEAD) as f64;
             self.ratio = (records / proto.max(1) as f64).max(0.05);
             self.children.push(child);
         }
@@ -226,18 +150,29 @@ impl TreeBuilder {
         report.counts = tally.counts("the new tree")?;
         let mut level = self.children;
         loop {
-            let root = root_of(level);
-            let bytes = root.encode().encoded_len() as u64;
-            let children = root.node.children.len();
-            let limit = self.policy.inline_root_bytes.max(self.policy.node_bytes);
-            if bytes <= limit || children < 4 {
+            let children = level.len();
+            if child_list_bytes(&level) <= self.policy.node_bytes || children < 4 {
+                let root = root_of(level);
                 report.height = root.child_height().map_or(0, |h| h + 1);
-                let tree = publish_root(&self.sink, root, bytes, &self.policy, &mut report).await?;
+                let published = publish_root(&self.sink, &root, &self.policy).await?;
+                report.root_bytes = published.bytes;
+                report.root_inline = published.path.is_none();
+                report.paths.extend(published.path);
+                let tree = pb::FragmentTree {
+                    root: Some(published.root),
+                    mutations_since_root: Vec::new(),
+                    next_action_sequence: 1,
+                };
                 return Ok((tree, report));
             }
-            level = write_level(&self.sink, root.node.children, &self.policy, &mut report).await?;
+            level = write_level(&self.sink, level, &self.policy, &mut report).await?;
         }
     }
+}
+
+/// Bytes a child list takes in the node that holds it.
+pub(super) fn child_list_bytes(children: &[Child]) -> u64 {
+    children.iter().map(Child::stored_bytes).sum()
 }
 
 fn root_of(children: Vec<Child>) -> Root {
@@ -250,37 +185,6 @@ fn root_of(children: Vec<Child>) -> Root {
     }
 }
 
-async fn publish_root(
-    sink: &ObjectSink,
-    root: Root,
-    bytes: u64,
-    policy: &TreePolicy,
-    report: &mut BuildReport,
-) -> Result<pb::FragmentTree> {
-    report.root_bytes = bytes;
-    report.root_inline = bytes <= policy.inline_root_bytes;
-    let message = root.encode();
-    let root = if report.root_inline {
-        pb::fragment_tree::Root::InlineRoot(message)
-    } else {
-        let path = sink
-            .put("root", "root", message.encode_to_vec().into())
-            .await?;
-        let uuid = path
-            .strip_prefix("_bt/root/")
-            .and_then(|p| p.strip_suffix(".root"))
-            .and_then(|u| Uuid::parse_str(u).ok())
-            .ok_or_else(|| Error::internal(format!("{path} names no root")))?;
-        report.paths.push(path);
-        pb::fragment_tree::Root::RootUuid(uuid.as_bytes().to_vec())
-    };
-    Ok(pb::FragmentTree {
-        root: Some(root),
-        mutations_since_root: Vec::new(),
-        next_action_sequence: 1,
-    })
-}
-
 /// Groups children into nodes of about the target size, each with at least two.
 async fn write_level(
     sink: &ObjectSink,
@@ -288,10 +192,10 @@ async fn write_level(
     policy: &TreePolicy,
     report: &mut BuildReport,
 ) -> Result<Vec<Child>> {
-    let bytes: usize = children.iter().map(|c| c.encode().encoded_len() + 4).sum();
+    let bytes = child_list_bytes(&children);
     let per_node = (children.len() as u64)
         .saturating_mul(policy.node_bytes)
-        .checked_div(bytes.max(1) as u64)
+        .checked_div(bytes.max(1))
         .map_or(2, |n| usize::try_from(n).unwrap_or(usize::MAX))
         .max(2);
     let nodes = children.len().div_ceil(per_node);
@@ -326,7 +230,7 @@ async fn write_node(
     let counts = node.tally().counts("the new node")?;
     let bytes = node.encode().encode_to_vec();
     let object_size = bytes.len() as u64;
-    let path = sink.put("node", "node", bytes.into()).await?;
+    let path = sink.put(ObjectKind::Node, bytes.into()).await?;
     report.nodes += 1;
     report.node_bytes += object_size;
     report.paths.push(path.clone());

@@ -113,6 +113,7 @@ pub async fn convert(
             "convert publishes the next version and so starts from the latest: name no version",
         ));
     }
+    options.policy.validate()?;
     for attempt in 1..=ATTEMPTS {
         let snapshot = Snapshot::open(uri, open.clone()).await?;
         check_convertible(&snapshot, &options)?;
@@ -127,6 +128,7 @@ pub async fn convert(
         message: format!(
             "other writers were first {ATTEMPTS} times in a row: pause them, or try again later"
         ),
+        retryable: true,
     })
 }
 
@@ -180,7 +182,7 @@ async fn attempt_conversion(
         Layout::Tree => build_tree(snapshot, options, sink.clone(), &mut report).await?,
         Layout::Flat => (build_flat(snapshot, &mut report).await?, Vec::new()),
     };
-    let file = manifest_file(snapshot, fragments).await?;
+    let file = manifest_file(snapshot, fragments, &options.policy).await?;
     report.manifest_bytes = file.len() as u64;
     if options.dry_run {
         return Ok(Some(report));
@@ -203,11 +205,11 @@ async fn sink_of(snapshot: &Snapshot, dry_run: bool) -> Result<ObjectSink> {
         .object_store(None)
         .await
         .map_err(|e| Error::lance("cannot open the table's object store", e))?;
-    Ok(ObjectSink {
+    Ok(ObjectSink::new(
         store,
-        base: shell.branch_location().path,
+        shell.branch_location().path,
         dry_run,
-    })
+    ))
 }
 
 async fn build_tree(

@@ -3,6 +3,8 @@
 //! Lance's manifest type cannot carry a tree, so the message is built here; but the commit itself,
 //! with its conditional put or rename and its version hint, is the table's own commit handler.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -14,19 +16,21 @@ use lance_file::versions::v1::encoding::write_schema_dictionaries;
 use lance_io::object_store::ObjectStore;
 use lance_io::object_writer::WriteResult;
 use lance_io::traits::Writer;
-use lance_table::feature_flags::{FLAG_BASE_PATHS, FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE};
+use lance_table::feature_flags::{
+    FLAG_BASE_PATHS, FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE, FLAG_TABLE_CONFIG,
+};
 use lance_table::format::{IndexMetadata, Manifest, Transaction, pb};
-use lance_table::io::commit::{CommitError, CommitHandler, ManifestLocation};
+use lance_table::io::commit::{CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme};
+use lance_table::transaction::{Operation, TransactionBuilder};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use prost::Message;
 
+use super::policy::{CONFIG_PREFIX, TreePolicy};
 use crate::error::{Error, Result};
+use crate::manifest::frame_manifest;
+use crate::retry::retrying;
 use crate::snapshot::Snapshot;
-
-const MAGIC: &[u8] = b"LANC";
-const MAJOR_VERSION: i16 = 0;
-const MINOR_VERSION: i16 = 1;
 
 /// How a new version keeps its fragments.
 pub(crate) enum Fragments {
@@ -38,9 +42,25 @@ pub(crate) enum Fragments {
 ///
 /// Indexes and the dictionaries of v1 columns lie beside the manifest message in the same file and
 /// are copied with it; the record of the transaction that made the old version is not
-/// (`spec/notes.md` 12).
-pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> Result<Bytes> {
+/// (`spec/notes.md` 12). The new version's own transaction changes nothing, so that other writers
+/// rebase over it. `policy` is kept in the config of a tree.
+pub(crate) async fn manifest_file(
+    snapshot: &Snapshot,
+    fragments: Fragments,
+    policy: &TreePolicy,
+) -> Result<Bytes> {
     let mut head = snapshot.head().clone();
+    head.config.retain(|key, _| !key.starts_with(CONFIG_PREFIX));
+    let (converted, config) = match &fragments {
+        Fragments::Tree(_) => ("convert to tree", policy.to_config()),
+        Fragments::Flat(_) => ("convert to flat", Vec::new()),
+    };
+    head.config.extend(config);
+    if head.config.is_empty() {
+        head.writer_feature_flags &= !FLAG_TABLE_CONFIG;
+    } else {
+        head.writer_feature_flags |= FLAG_TABLE_CONFIG;
+    }
     head.version += 1;
     head.timestamp = Some(now()?);
     head.transaction_file.clear();
@@ -56,6 +76,8 @@ pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> 
         let section = read_section(snapshot, at).await?;
         head.index_section = Some(append_section(&mut file, &section)?);
     }
+    let transaction = unchanging(snapshot.version(), converted)?;
+    head.transaction_section = Some(append_section(&mut file, &transaction.encode_to_vec())?);
     let has_deletions = match &fragments {
         Fragments::Tree(_) => None,
         Fragments::Flat(list) => Some(list.iter().any(|f| f.deletion_file.is_some())),
@@ -77,12 +99,29 @@ pub(crate) async fn manifest_file(snapshot: &Snapshot, fragments: Fragments) -> 
     }
     let has_bases = !head.base_paths.is_empty();
     set_flag(&mut head, FLAG_BASE_PATHS, has_bases);
-    let position = append_section(&mut file, &head.encode_to_vec())?;
-    file.put_u64_le(position);
-    file.put_i16_le(MAJOR_VERSION);
-    file.put_i16_le(MINOR_VERSION);
-    file.put_slice(MAGIC);
-    Ok(file.freeze())
+    frame_manifest(&file, &head.encode_to_vec())
+}
+
+/// A transaction that changes nothing and conflicts with nothing, named by what was done.
+pub(crate) fn unchanging_operation() -> Operation {
+    Operation::UpdateConfig {
+        config_updates: None,
+        table_metadata_updates: None,
+        schema_metadata_updates: None,
+        field_metadata_updates: HashMap::new(),
+    }
+}
+
+/// The property of a transaction that says what fragtree did.
+pub(crate) const DONE: &str = "fragtree.operation";
+
+fn unchanging(read_version: u64, done: &str) -> Result<pb::Transaction> {
+    let properties = HashMap::from([(DONE.to_string(), done.to_string())]);
+    let transaction = TransactionBuilder::new(read_version, unchanging_operation())
+        .transaction_properties(Some(Arc::new(properties)))
+        .build();
+    pb::Transaction::try_from(&transaction)
+        .map_err(|e| Error::lance("cannot write down the transaction", e))
 }
 
 fn set_flag(head: &mut pb::Manifest, flag: u64, on: bool) {
@@ -159,13 +198,25 @@ async fn copy_dictionaries(
 
 /// Reads a section of the snapshot's manifest file.
 async fn read_section(snapshot: &Snapshot, at: u64) -> Result<Bytes> {
-    let path = &snapshot.location().path;
-    let size = snapshot.open_cost().manifest_bytes;
     let store = snapshot
         .shell()
         .object_store(None)
         .await
         .map_err(|e| Error::lance("cannot open the table's object store", e))?;
+    let size = snapshot.open_cost().manifest_bytes;
+    section_of(&store, &snapshot.location().path, size, at).await
+}
+
+/// Reads the section that begins at `at` of the manifest file `path` of `size` bytes.
+///
+/// # Errors
+/// `index_section` when it is not inside the file.
+pub(crate) async fn section_of(
+    store: &ObjectStore,
+    path: &Path,
+    size: u64,
+    at: u64,
+) -> Result<Bytes> {
     let outside = || {
         Error::corrupt(
             path.to_string(),
@@ -178,12 +229,14 @@ async fn read_section(snapshot: &Snapshot, at: u64) -> Result<Bytes> {
         .checked_add(4)
         .filter(|e| *e <= size)
         .ok_or_else(outside)?;
-    let get = |range| async {
-        store
-            .inner
-            .get_range(path, range)
-            .await
-            .map_err(|e| Error::store(path.to_string(), e))
+    let get = |range: Range<u64>| {
+        retrying(move || {
+            let range = range.clone();
+            async move {
+                let bytes = store.inner.get_range(path, range).await;
+                bytes.map_err(|e| Error::store(path.to_string(), e))
+            }
+        })
     };
     let length = get(at..end).await?;
     let length = length
@@ -246,16 +299,8 @@ pub(crate) async fn commit(snapshot: &Snapshot, file: Bytes) -> Result<Commit> {
     let base = shell.branch_location().path;
     let mut manifest = shell.manifest().clone();
     manifest.version = snapshot.version() + 1;
-    let attempt = handler.commit(
-        &mut manifest,
-        None,
-        &base,
-        &store,
-        write_committing,
-        snapshot.location().naming_scheme,
-        None,
-    );
-    let outcome = COMMITTING.scope(file.clone(), attempt).await;
+    let naming = snapshot.location().naming_scheme;
+    let outcome = publish_bytes(handler, &store, &base, naming, &manifest, file.clone()).await;
     match outcome {
         Ok(location) => Ok(Commit::Done(location)),
         Err(CommitError::CommitConflict) => Ok(Commit::Conflict),
@@ -263,6 +308,29 @@ pub(crate) async fn commit(snapshot: &Snapshot, file: Bytes) -> Result<Commit> {
             read_back(snapshot, &base, &store, manifest.version, &file, error).await
         }
     }
+}
+
+/// Commits `file` as `manifest.version`, through the table's own handler.
+pub(crate) async fn publish_bytes(
+    handler: &Arc<dyn CommitHandler>,
+    store: &ObjectStore,
+    base: &Path,
+    naming_scheme: ManifestNamingScheme,
+    manifest: &Manifest,
+    file: Bytes,
+) -> std::result::Result<ManifestLocation, CommitError> {
+    // The handler reads the version off the manifest and writes what the task is committing.
+    let mut manifest = manifest.clone();
+    let attempt = handler.commit(
+        &mut manifest,
+        None,
+        base,
+        store,
+        write_committing,
+        naming_scheme,
+        None,
+    );
+    COMMITTING.scope(file, attempt).await
 }
 
 /// Settles a commit whose answer was an error: the version may be there all the same.

@@ -96,6 +96,7 @@ pub(crate) fn small_tree() -> TreePolicy {
         node_bytes: 1 << 10,
         inline_root_bytes: 4 << 10,
         min_fragments: 0,
+        ..TreePolicy::default()
     }
 }
 

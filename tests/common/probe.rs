@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use lance_io::object_store::WrappingObjectStore;
@@ -14,7 +15,7 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
 };
 
 /// What to do with a request.
@@ -52,7 +53,7 @@ impl Probe {
         }
     }
 
-    /// Asks `hook` with verb and location before each get and put.
+    /// Asks `hook` with verb and location before each get, put and delete.
     pub(crate) fn hooked(
         hook: impl Fn(&str, &str) -> BoxFuture<'static, Act> + Send + Sync + 'static,
     ) -> Self {
@@ -154,8 +155,10 @@ impl ObjectStore for Probed {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.probe.before("put", location).await;
-        self.inner.put_multipart_opts(location, options).await
+        match self.probe.before("put", location).await {
+            Act::Pass => self.inner.put_multipart_opts(location, options).await,
+            Act::Busy | Act::DoneButFailed => Err(busy()),
+        }
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -170,7 +173,24 @@ impl ObjectStore for Probed {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
+        let (inner, probe) = (Arc::clone(&self.inner), self.probe.clone());
+        locations
+            .then(move |location| {
+                let (inner, probe) = (Arc::clone(&inner), probe.clone());
+                async move {
+                    let location = location?;
+                    match probe.before("delete", &location).await {
+                        Act::Pass => inner.delete(&location).await?,
+                        Act::Busy => return Err(busy()),
+                        Act::DoneButFailed => {
+                            inner.delete(&location).await?;
+                            return Err(busy());
+                        }
+                    }
+                    Ok(location)
+                }
+            })
+            .boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

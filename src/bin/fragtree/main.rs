@@ -5,6 +5,8 @@
 //!                     inspect   what a version is made of
 //!                     verify    every rule of the format, on every object
 //!                     convert   flat ◄─► tree
+//!                     optimize  a tree whose shape has suffered
+//!                     cleanup   versions and files that nobody needs, gone
 //!                     demo      the above in a scratch folder
 //! ```
 //!
@@ -12,10 +14,12 @@
 //! wrong, 2 the command line makes no sense.
 
 mod args;
+mod cleanup;
 mod convert;
 mod demo;
 mod failure;
 mod inspect;
+mod optimize;
 mod output;
 mod sql;
 mod verify;
@@ -45,6 +49,10 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Publish a tree version of a flat table, or a flat version of a tree table.
     Convert(convert::ConvertArgs),
+    /// Reorganize the tree of a table: drain its buffers, join small objects, divide large ones.
+    Optimize(optimize::OptimizeArgs),
+    /// Remove old versions, and the files that nothing needs any more.
+    Cleanup(cleanup::CleanupArgs),
     /// Make a table in a scratch folder, convert it, and compare what queries cost.
     Demo(demo::DemoArgs),
 }
@@ -68,6 +76,8 @@ async fn run(command: Command) -> Outcome {
         Command::Inspect(args) => inspect::run(args).await,
         Command::Verify(args) => verify::run(args).await,
         Command::Convert(args) => convert::run(args).await,
+        Command::Optimize(args) => optimize::run(args).await,
+        Command::Cleanup(args) => cleanup::run(args).await,
         Command::Demo(args) => demo::run(args).await,
     }
 }

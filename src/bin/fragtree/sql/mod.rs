@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use clap::Args;
 use datafusion_cli::print_format::PrintFormat;
 use datafusion_cli::print_options::MaxRows;
-use fragtree::SystemColumns;
+use fragtree::{Refresh, SystemColumns};
 
 use crate::args::{NamedTable, StorageArgs};
 use crate::failure::{Failure, Outcome};
@@ -30,8 +30,8 @@ use session::Shell;
 /// Arguments of `fragtree sql`.
 #[derive(Debug, Args)]
 pub(crate) struct SqlArgs {
-    /// A table to register: NAME=URI, or NAME=URI@REF with a version number, a tag or a timestamp;
-    /// repeatable.
+    /// A table to register: NAME=URI follows new versions, NAME=URI@REF stays at a version number, a
+    /// tag or a timestamp; repeatable.
     #[arg(long = "table", value_name = "NAME=URI[@REF]")]
     tables: Vec<NamedTable>,
     /// Register every table (NAME.lance) of this directory.
@@ -40,6 +40,10 @@ pub(crate) struct SqlArgs {
     /// System columns to expose, of `_rowaddr,_rowid,_fragid`.
     #[arg(long, value_name = "LIST")]
     system_columns: Option<SystemColumns>,
+    /// How often the tables of --table and --dir look for newer versions: `always`, at each query;
+    /// `off`, never; or after a time such as 5s.
+    #[arg(long, value_name = "WHEN", default_value = "always")]
+    refresh: Refresh,
     #[command(flatten)]
     storage: StorageArgs,
     /// Run this SQL and exit; repeatable.

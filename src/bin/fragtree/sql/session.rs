@@ -1,5 +1,6 @@
 //! The session behind the shell: settings, tables, print options.
 
+use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,11 +8,14 @@ use std::sync::Arc;
 use datafusion::config::ConfigOptions;
 use datafusion::error::{DataFusionError, Result as DFResult};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::logical_expr::CreateMemoryTable;
 use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::sql::TableReference;
 use datafusion::sql::sqlparser::dialect::{Dialect, dialect_from_str};
 use datafusion_cli::object_storage::instrumented::InstrumentedObjectStoreRegistry;
 use datafusion_cli::print_options::PrintOptions;
-use fragtree::{Engine, TableOptions};
+use fragtree::write::CreateOptions;
+use fragtree::{Engine, TableOptions, VersionRef};
 
 use super::{SqlArgs, script, statement};
 use crate::failure::Outcome;
@@ -20,6 +24,15 @@ use crate::failure::Outcome;
 pub(crate) struct Shell {
     pub ctx: SessionContext,
     pub print: PrintOptions,
+    /// The directory whose tables are the default schema.
+    pub directory: Option<Directory>,
+}
+
+/// A directory of tables, for making more.
+pub(crate) struct Directory {
+    uri: String,
+    engine: Engine,
+    storage: HashMap<String, String>,
 }
 
 impl Shell {
@@ -42,7 +55,64 @@ impl Shell {
             color,
             instrumented_registry: stores,
         };
-        Ok(Self { ctx, print })
+        let directory = args.directory.as_ref().map(|uri| Directory {
+            uri: uri.trim_end_matches('/').to_string(),
+            engine,
+            storage: args.storage.to_map(),
+        });
+        Ok(Self {
+            ctx,
+            print,
+            directory,
+        })
+    }
+
+    /// Makes a table of the directory.
+    pub(crate) async fn create_table(&self, table: CreateMemoryTable) -> DFResult<()> {
+        let refused = |why: String| Err(DataFusionError::Plan(why));
+        let Some(directory) = &self.directory else {
+            return refused("there is no directory to make a table in".to_string());
+        };
+        let TableReference::Bare { table: name } = &table.name else {
+            return refused(format!(
+                "{} is not in the directory {}: give a name alone",
+                table.name, directory.uri
+            ));
+        };
+        if !table.constraints.is_empty() || !table.column_defaults.is_empty() {
+            return refused(format!(
+                "constraints and defaults have no meaning for the Lance table {name}"
+            ));
+        }
+        if name.is_empty() || name.contains(['/', '\\']) || name.starts_with('.') {
+            return refused(format!(
+                "{name:?} cannot be the name of a table of a directory"
+            ));
+        }
+        if self.ctx.table_exist(table.name.clone())? {
+            if table.if_not_exists {
+                return Ok(());
+            }
+            if table.or_replace {
+                return refused(format!(
+                    "{name} is there already, and its history would be lost: use INSERT OVERWRITE {name}"
+                ));
+            }
+            return refused(format!("there is a table {name} already"));
+        }
+        let rows = self
+            .ctx
+            .execute_logical_plan(table.input.as_ref().clone())
+            .await?
+            .execute_stream()
+            .await?;
+        let uri = format!("{}/{name}.lance", directory.uri);
+        let storage = directory.storage.clone();
+        directory
+            .engine
+            .create_table(&uri, rows, CreateOptions::default(), storage)
+            .await?;
+        Ok(())
     }
 
     /// Runs every statement of `text`; the first error stops it.
@@ -85,10 +155,8 @@ async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContex
     let Some(directory) = &args.directory else {
         return Ok(());
     };
-    let columns = args.system_columns.unwrap_or_default();
-    let tables = engine
-        .directory_schema(directory, columns, args.storage.to_map())
-        .await?;
+    let options = table_options(args, VersionRef::latest());
+    let tables = engine.directory_schema(directory, options).await?;
     let state = ctx.state();
     let names = &state.config_options().catalog;
     let catalog = ctx.catalog(&names.default_catalog).ok_or_else(|| {
@@ -98,13 +166,18 @@ async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContex
     Ok(())
 }
 
+fn table_options(args: &SqlArgs, reference: VersionRef) -> TableOptions {
+    TableOptions {
+        reference,
+        system_columns: args.system_columns.unwrap_or_default(),
+        storage_options: args.storage.to_map(),
+        refresh: args.refresh,
+    }
+}
+
 async fn register_tables(args: &SqlArgs, engine: &Engine, ctx: &SessionContext) -> Outcome {
     for table in &args.tables {
-        let options = TableOptions {
-            reference: table.reference.clone(),
-            system_columns: args.system_columns.unwrap_or_default(),
-            storage_options: args.storage.to_map(),
-        };
+        let options = table_options(args, table.reference.clone());
         engine
             .register_table(ctx, &table.name, &table.uri, options)
             .await?;

@@ -3,6 +3,7 @@
 //! | statement | runs through | why |
 //! |---|---|---|
 //! | `CREATE EXTERNAL TABLE … STORED AS LANCE` | the session | `datafusion-cli` checks options against file formats and opens the location with its own store clients |
+//! | `CREATE TABLE` with `--dir` | the engine | a table of the directory, and not of this session, is meant |
 //! | a query, printed as csv, tsv, json or ndjson | the session, row by row | `datafusion-cli` collects, and keeps `--maxrows` rows and a bit |
 //! | everything else | `datafusion-cli` | tables, EXPLAIN, SHOW, COPY, other file formats |
 
@@ -18,6 +19,7 @@ use datafusion::arrow::datatypes::Schema;
 use datafusion::common::instant::Instant;
 use datafusion::error::Result as DFResult;
 use datafusion::execution::SendableRecordBatchStream;
+use datafusion::logical_expr::{DdlStatement, LogicalPlan};
 use datafusion::physical_plan::execute_stream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::sql::parser::{DFParser, Statement};
@@ -35,6 +37,9 @@ pub(crate) async fn run(shell: &Shell, sql: &str) -> DFResult<()> {
     let only = statements.pop_front().filter(|_| statements.is_empty());
     match only {
         Some(statement) if is_lance_table(&statement) => create_table(shell, statement).await,
+        Some(statement) if shell.directory.is_some() && is_new_table(&statement) => {
+            create_in_directory(shell, statement, sql).await
+        }
         Some(statement) if is_query(&statement) && !is_table(shell.print.format) => {
             print_rows(shell, statement).await
         }
@@ -52,6 +57,21 @@ fn is_lance_table(statement: &Statement) -> bool {
     matches!(statement, Statement::CreateExternalTable(t) if t.file_type.eq_ignore_ascii_case("lance"))
 }
 
+fn is_new_table(statement: &Statement) -> bool {
+    matches!(statement, Statement::Statement(s) if matches!(s.as_ref(), ast::Statement::CreateTable(t) if !t.external && !t.temporary))
+}
+
+/// `CREATE TABLE` in a directory of Lance tables makes one there.
+async fn create_in_directory(shell: &Shell, statement: Statement, sql: &str) -> DFResult<()> {
+    let now = Instant::now();
+    let plan = shell.ctx.state().statement_to_plan(statement).await?;
+    let LogicalPlan::Ddl(DdlStatement::CreateMemoryTable(table)) = plan else {
+        return exec_from_commands(&shell.ctx, vec![sql.to_string()], &shell.print).await;
+    };
+    shell.create_table(table).await?;
+    print_done(shell, now)
+}
+
 fn is_query(statement: &Statement) -> bool {
     matches!(statement, Statement::Statement(s) if matches!(s.as_ref(), ast::Statement::Query(_)))
 }
@@ -64,6 +84,10 @@ async fn create_table(shell: &Shell, statement: Statement) -> DFResult<()> {
     let now = Instant::now();
     let plan = shell.ctx.state().statement_to_plan(statement).await?;
     shell.ctx.execute_logical_plan(plan).await?;
+    print_done(shell, now)
+}
+
+fn print_done(shell: &Shell, now: Instant) -> DFResult<()> {
     if is_table(shell.print.format) {
         let state = shell.ctx.state();
         let format = &state.config_options().format;

@@ -1,0 +1,249 @@
+//! Plans that write when they are executed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrow::array::{RecordBatch, UInt64Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::common::Result as DFResult;
+use datafusion::datasource::sink::{DataSink, DataSinkExec};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::Expr;
+use datafusion::logical_expr::dml::InsertOp;
+use datafusion::physical_expr::EquivalenceProperties;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties,
+};
+use datafusion::sql::unparser::Unparser;
+use datafusion::sql::unparser::dialect::CustomDialectBuilder;
+use futures::{StreamExt, stream};
+
+use super::{Change, writable};
+use crate::error::{Error, Result};
+use crate::live::LiveTable;
+use crate::provider::SnapshotProvider;
+use crate::resolve::display_uri;
+use crate::write::TreeTable;
+
+/// An expression as SQL that Lance reads: it quotes names with backticks.
+pub(super) fn lance_sql(expr: &Expr) -> Result<String> {
+    let dialect = CustomDialectBuilder::new()
+        .with_identifier_quote_style('`')
+        .build();
+    Unparser::new(&dialect)
+        .expr_to_sql(expr)
+        .map(|sql| sql.to_string())
+        .map_err(|e| Error::datafusion(format!("cannot hand {expr} over to Lance"), e))
+}
+
+/// A plan that appends the rows of `input` to the table of `provider`, or replaces its rows by them.
+///
+/// # Errors
+/// Those of [`writable`]; [`Error::InvalidInput`] for `REPLACE INTO`.
+pub(crate) fn insert_plan(
+    provider: &SnapshotProvider,
+    input: Arc<dyn ExecutionPlan>,
+    op: InsertOp,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let overwrite = match op {
+        InsertOp::Append => false,
+        InsertOp::Overwrite => true,
+        InsertOp::Replace => {
+            return Err(Error::invalid(
+                "REPLACE INTO needs a key that a Lance table does not have: use write::TreeTable::merge_insert",
+            ));
+        }
+    };
+    let (table, live) = writable(provider)?;
+    let schema = Arc::clone(provider.snapshot().schema());
+    // The columns that say where a row is come after the table's own. They are not written.
+    let given = input.schema();
+    let own = given
+        .fields()
+        .iter()
+        .take(schema.fields().len())
+        .enumerate()
+        .map(|(index, field)| {
+            let column: Arc<dyn PhysicalExpr> = Arc::new(Column::new(field.name(), index));
+            (column, field.name().clone())
+        });
+    let input = ProjectionExec::try_new(own.collect::<Vec<_>>(), input)
+        .map_err(|e| Error::datafusion("cannot plan an insert", e))?;
+    let sink = InsertSink {
+        table,
+        live,
+        schema,
+        overwrite,
+    };
+    Ok(Arc::new(DataSinkExec::new(
+        Arc::new(input),
+        Arc::new(sink),
+        None,
+    )))
+}
+
+/// Takes the rows of an `INSERT`.
+#[derive(Debug)]
+struct InsertSink {
+    table: TreeTable,
+    live: LiveTable,
+    schema: SchemaRef,
+    overwrite: bool,
+}
+
+impl DisplayAs for InsertSink {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = if self.overwrite {
+            "overwrite"
+        } else {
+            "append"
+        };
+        write!(f, "LanceTable({verb}, {})", display_uri(self.table.uri()))
+    }
+}
+
+#[async_trait]
+impl DataSink for InsertSink {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    async fn write_all(
+        &self,
+        data: SendableRecordBatchStream,
+        _context: &Arc<TaskContext>,
+    ) -> DFResult<u64> {
+        let rows = Arc::new(AtomicU64::new(0));
+        let (counted, schema) = (Arc::clone(&rows), Arc::clone(&self.schema));
+        // The planner knows which columns may be null; the table says so.
+        let fitted = data.map(move |batch| {
+            let batch = batch?;
+            counted.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+            Ok(RecordBatch::try_new(
+                Arc::clone(&schema),
+                batch.columns().to_vec(),
+            )?)
+        });
+        let fitted = RecordBatchStreamAdapter::new(Arc::clone(&self.schema), fitted);
+        if self.overwrite {
+            self.table.overwrite(Box::pin(fitted)).await?;
+        } else {
+            self.table.append(Box::pin(fitted)).await?;
+        }
+        self.live.expire();
+        Ok(rows.load(Ordering::Relaxed))
+    }
+}
+
+/// Deletes or updates rows when it is executed, and says how many.
+#[derive(Debug, Clone)]
+pub(crate) struct ChangeExec {
+    table: TreeTable,
+    live: LiveTable,
+    change: Change,
+    properties: Arc<PlanProperties>,
+}
+
+impl ChangeExec {
+    /// A plan that makes `change` through `provider`.
+    ///
+    /// # Errors
+    /// Those of [`writable`].
+    pub(crate) fn try_new(provider: &SnapshotProvider, change: Change) -> Result<Self> {
+        let (table, live) = writable(provider)?;
+        let schema = Schema::new(vec![Field::new("count", DataType::UInt64, false)]);
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(Arc::new(schema)),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Final,
+            Boundedness::Bounded,
+        );
+        Ok(Self {
+            table,
+            live,
+            change,
+            properties: Arc::new(properties),
+        })
+    }
+
+    async fn run(&self) -> Result<u64> {
+        let report = match &self.change {
+            Change::Delete(filters) => self.table.delete_where(filters).await?,
+            Change::Update(filters, assignments) => {
+                let assignments: Vec<(&str, &str)> = assignments
+                    .iter()
+                    .map(|(column, value)| (column.as_str(), value.as_str()))
+                    .collect();
+                self.table.update_where(filters, &assignments).await?
+            }
+        };
+        self.live.expire();
+        Ok(report.rows)
+    }
+}
+
+impl DisplayAs for ChangeExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |filters: &[Expr]| {
+            let shown: Vec<_> = filters.iter().map(ToString::to_string).collect();
+            shown.join(" AND ")
+        };
+        write!(f, "ChangeExec: {}", display_uri(self.table.uri()))?;
+        match &self.change {
+            Change::Delete(filters) => write!(f, ", delete where [{}]", list(filters)),
+            Change::Update(filters, assignments) => {
+                let set: Vec<_> = assignments
+                    .iter()
+                    .map(|(column, value)| format!("{column} = {value}"))
+                    .collect();
+                write!(f, ", set [{}] where [{}]", set.join(", "), list(filters))
+            }
+        }
+    }
+}
+
+impl ExecutionPlan for ChangeExec {
+    fn name(&self) -> &'static str {
+        "ChangeExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        _children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        _context: Arc<TaskContext>,
+    ) -> DFResult<SendableRecordBatchStream> {
+        if partition != 0 {
+            return Err(Error::internal(format!("partition {partition} of a change")).into());
+        }
+        let this = self.clone();
+        let schema = Arc::clone(self.properties.equivalence_properties().schema());
+        let result = Arc::clone(&schema);
+        let rows = stream::once(async move {
+            let rows = this.run().await?;
+            let counts = UInt64Array::from(vec![rows]);
+            Ok(RecordBatch::try_new(result, vec![Arc::new(counts)])?)
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
+    }
+}

@@ -1,0 +1,776 @@
+//! Where a native write arrives: the commit handler that turns Lance's next version of a view into
+//! the next version of the tree.
+//!
+//! ```text
+//!   view of N ── native write ──► manifest of N+1, records in scope as changed
+//!                                    │ difference to the view's records
+//!                                    ▼
+//!   tree of N ── mutations ──► objects, then manifest N+1 through the table's own handler
+//! ```
+//!
+//! Conflicts, rebasing and retries are Lance's: when the table's handler says that N+1 is taken, Lance
+//! reads what landed through views, applies its rules and comes back with N+2.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use lance_io::object_store::ObjectStore;
+use lance_table::feature_flags::{
+    FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE, FLAG_MIXED_DATA_FILE_VERSIONS,
+    FLAG_SPILLED_ROW_LINEAGE, FLAG_STABLE_ROW_IDS, FLAG_UNSTABLE_DATA_OVERLAY_FILES,
+};
+use lance_table::format::{IndexMetadata, Manifest, Transaction, is_detached_version, pb};
+use lance_table::io::commit::{
+    CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme, ManifestWriter,
+};
+use lance_table::system_index::is_system_index;
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use parking_lot::Mutex;
+use prost::Message;
+use roaring::RoaringBitmap;
+
+use super::build::TreeBuilder;
+use super::diff::{changes, check_storable};
+use super::grow::{grow, optimize};
+use super::policy::TreePolicy;
+use super::publish::publish_bytes;
+use super::sink::ObjectSink;
+use super::view::{View, Views};
+use crate::error::{Error, Result};
+use crate::manifest::frame_manifest;
+use crate::ranges::FragmentRanges;
+use crate::snapshot::{Catalog, Snapshot, TreeCatalog};
+use crate::tree::object::ReadStats;
+use crate::tree_scan::{WalkOptions, WalkState};
+
+/// Config keys of Lance's own cleanup after a commit. It would take a view for the whole table, so
+/// Lance does not see them.
+const AUTO_CLEANUP: &str = super::cleanup::SETTINGS;
+
+/// Flags that say what some fragment has. A view may not show that fragment.
+const FRAGMENT_FLAGS: u64 = FLAG_STABLE_ROW_IDS
+    | FLAG_UNSTABLE_DATA_OVERLAY_FILES
+    | FLAG_MIXED_DATA_FILE_VERSIONS
+    | FLAG_SPILLED_ROW_LINEAGE;
+
+/// What a commit wrote and read of the table's metadata.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct CommitReport {
+    /// The version that was published.
+    pub version: u64,
+    /// Bytes of the manifest file, an inline root and the transaction included.
+    pub manifest_bytes: u64,
+    /// Mutations the change consists of.
+    pub mutations: u64,
+    /// Bytes of those mutations, encoded.
+    pub mutation_bytes: u64,
+    /// Tree objects written.
+    pub objects_written: u64,
+    /// Bytes of those objects.
+    pub object_bytes_written: u64,
+    /// Requests for tree objects.
+    pub objects_read: u64,
+    /// Bytes of those objects.
+    pub object_bytes_read: u64,
+    /// Attempts that other writers were faster than.
+    pub lost_races: u64,
+}
+
+/// Publishes what native Lance commits on a view as a version of the tree.
+#[derive(Debug)]
+pub(crate) struct TreeCommitHandler {
+    inner: Arc<dyn CommitHandler>,
+    views: Arc<Views>,
+    policy: Option<TreePolicy>,
+    /// The handler of another table that the write may make.
+    target: Option<Arc<dyn CommitHandler>>,
+    /// Reorganize the tree instead of changing it.
+    optimize: bool,
+    base: Path,
+    sink: ObjectSink,
+    store: Arc<ObjectStore>,
+    stats: ReadStats,
+    outcome: Mutex<Outcome>,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    report: CommitReport,
+    /// Our own error behind the one Lance passes on.
+    failure: Option<Error>,
+    /// The settings of cleanup in the version being committed.
+    settings: HashMap<String, String>,
+    /// Versions that were published with such settings.
+    with_settings: Vec<(u64, HashMap<String, String>)>,
+}
+
+impl TreeCommitHandler {
+    pub(crate) async fn new(
+        snapshot: &Snapshot,
+        views: Arc<Views>,
+        policy: Option<TreePolicy>,
+        target: Option<Arc<dyn CommitHandler>>,
+        optimize: bool,
+    ) -> Result<Self> {
+        let store = snapshot
+            .shell()
+            .object_store(None)
+            .await
+            .map_err(|e| Error::lance("cannot open the table's object store", e))?;
+        let base = snapshot.shell().branch_location().path;
+        Ok(Self {
+            inner: Arc::clone(snapshot.handler()),
+            views,
+            policy,
+            target,
+            optimize,
+            sink: ObjectSink::new(Arc::clone(&store), base.clone(), false),
+            base,
+            store,
+            stats: ReadStats::default(),
+            outcome: Mutex::default(),
+        })
+    }
+
+    /// What the write has published so far.
+    pub(crate) fn report(&self) -> CommitReport {
+        self.outcome.lock().report
+    }
+
+    /// The reason behind an error that Lance passed on.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        self.outcome.lock().failure.take()
+    }
+
+    /// The versions that the write published with settings for cleanup after a commit.
+    pub(crate) fn take_settings(&self) -> Vec<(u64, HashMap<String, String>)> {
+        std::mem::take(&mut self.outcome.lock().with_settings)
+    }
+
+    async fn next_version(
+        &self,
+        manifest: &mut Manifest,
+        indices: Option<Vec<IndexMetadata>>,
+        writer: ManifestWriter,
+        transaction: Option<Transaction>,
+    ) -> Result<Bytes> {
+        if is_detached_version(manifest.version) {
+            return Err(Error::invalid(
+                "a detached version of a tree table cannot be committed: make a branch instead",
+            ));
+        }
+        let before = manifest
+            .version
+            .checked_sub(1)
+            .ok_or_else(|| Error::internal("a first version in a write to a table"))?;
+        let base = self.views.view(before).await?;
+        let Catalog::Tree(tree) = &base.snapshot.catalog else {
+            return Err(Error::Conflict {
+                message: format!(
+                    "version {before} of {} is flat, but this write began on a tree: run it again",
+                    base.snapshot.uri()
+                ),
+                retryable: true,
+            });
+        };
+        let operation = self.operation(manifest, transaction.as_ref()).await?;
+        let growth = Box::pin(self.grow_tree(&base, tree, manifest, &operation)).await?;
+        let indices = indices.map(|new| keep_unseen(&base, new, manifest, &operation));
+        let indices = indices.transpose()?.filter(|list| !list.is_empty());
+        let head = base.snapshot.head();
+        if !matches!(operation, pb::transaction::Operation::UpdateConfig(_)) {
+            let hidden = head
+                .config
+                .iter()
+                .filter(|(k, _)| k.starts_with(AUTO_CLEANUP));
+            for (key, value) in hidden {
+                manifest
+                    .config
+                    .entry(key.clone())
+                    .or_insert_with(|| value.clone());
+            }
+        }
+        let flags = match &operation {
+            pb::transaction::Operation::Overwrite(_) => 0,
+            pb::transaction::Operation::Restore(_) => growth.flags,
+            _ => head.reader_feature_flags,
+        };
+        manifest.max_fragment_id = growth.max_fragment_id;
+        let file = finish_manifest(
+            manifest,
+            indices,
+            writer,
+            transaction,
+            growth.tree,
+            flags,
+            growth.has_deletions,
+        )
+        .await?;
+        let (settings, config) = std::mem::take(&mut manifest.config)
+            .into_iter()
+            .partition(|(key, _)| key.starts_with(AUTO_CLEANUP));
+        manifest.config = config;
+        let mut outcome = self.outcome.lock();
+        outcome.settings = settings;
+        outcome.report.manifest_bytes += file.len() as u64;
+        outcome.report.mutations += growth.mutations;
+        outcome.report.mutation_bytes += growth.mutation_bytes;
+        outcome.report.objects_written += growth.objects;
+        outcome.report.object_bytes_written += growth.object_bytes;
+        Ok(file)
+    }
+
+    /// The operation being committed. It is beside the manifest when it is too large to be in it.
+    async fn operation(
+        &self,
+        manifest: &Manifest,
+        transaction: Option<&Transaction>,
+    ) -> Result<pb::transaction::Operation> {
+        let inline = transaction.and_then(|t| t.as_pb().operation.clone());
+        if let Some(operation) = inline {
+            return Ok(operation);
+        }
+        let name = manifest.transaction_file.as_deref().unwrap_or_default();
+        let path = self.base.clone().join("_transactions").join(name);
+        let stored = self.store.inner.get(&path).await;
+        let bytes = match stored {
+            Ok(found) => found.bytes().await,
+            Err(error) => Err(error),
+        }
+        .map_err(|e| Error::store(path.to_string(), e))?;
+        pb::Transaction::decode(bytes)
+            .ok()
+            .and_then(|t| t.operation)
+            .ok_or_else(|| {
+                Error::corrupt(
+                    path.to_string(),
+                    "transaction_undecodable",
+                    "a Transaction with an operation",
+                    "none",
+                )
+            })
+    }
+
+    async fn grow_tree(
+        &self,
+        base: &View,
+        tree: &TreeCatalog,
+        manifest: &Manifest,
+        operation: &pb::transaction::Operation,
+    ) -> Result<NewTree> {
+        let policy = self.policy_of(base)?;
+        let greatest = manifest.fragments.iter().map(|f| f.id).max();
+        let greatest = greatest
+            .map(|id| {
+                u32::try_from(id).map_err(|_| {
+                    Error::invalid("fragment ids are used up: 2^32 - 1 is the greatest possible")
+                })
+            })
+            .transpose()?;
+        let max_fragment_id = greatest
+            .max(manifest.max_fragment_id)
+            .max(tree.max_fragment_id);
+        match operation {
+            pb::transaction::Operation::Overwrite(_) => {
+                let mut builder = TreeBuilder::new(self.sink.clone(), policy);
+                for fragment in manifest.fragments.iter() {
+                    let record = pb::DataFragment::from(fragment);
+                    check_storable(&record)?;
+                    builder.push(&record).await?;
+                }
+                NewTree::built(builder.finish().await?, max_fragment_id, 0)
+            }
+            pb::transaction::Operation::Restore(restore) => {
+                self.restore(restore.version, tree, policy, max_fragment_id)
+                    .await
+            }
+            _ => {
+                let growth = if self.optimize {
+                    optimize(tree, &self.sink, &policy, &self.stats)
+                        .await?
+                        .ok_or_else(|| Error::internal("an optimization with nothing to gain"))?
+                } else {
+                    let changes = changes(&base.records, &manifest.fragments)?;
+                    grow(
+                        tree,
+                        changes,
+                        max_fragment_id,
+                        &self.sink,
+                        &policy,
+                        &self.stats,
+                    )
+                    .await?
+                };
+                for path in &growth.paths {
+                    tracing::debug!(%path, version = manifest.version, "a tree object");
+                }
+                let report = &growth.report;
+                Ok(NewTree {
+                    has_deletions: report.counts.total_rows != report.counts.visible_rows,
+                    max_fragment_id,
+                    flags: 0,
+                    mutations: report.mutations,
+                    mutation_bytes: report.mutation_bytes,
+                    objects: report.leaves + report.nodes + report.roots,
+                    object_bytes: report.leaf_bytes
+                        + report.node_bytes
+                        + if report.roots > 0 {
+                            report.root_bytes
+                        } else {
+                            0
+                        },
+                    tree: growth.tree,
+                })
+            }
+        }
+    }
+
+    /// The tree of an old version as the new one. Its objects are shared; sequences go on from the
+    /// greater of both, so that none is ever used twice.
+    async fn restore(
+        &self,
+        version: u64,
+        current: &TreeCatalog,
+        policy: TreePolicy,
+        max_fragment_id: Option<u32>,
+    ) -> Result<NewTree> {
+        let old = self.views.view(version).await?;
+        let old = &old.snapshot;
+        let max_fragment_id = max_fragment_id.max(old.max_fragment_id());
+        let flags = old.head().reader_feature_flags;
+        match &old.catalog {
+            Catalog::Tree(tree) => {
+                let counts = tree.counts()?;
+                let next = tree.next_sequence.max(current.next_sequence);
+                Ok(NewTree {
+                    tree: tree.encode_with_next(next)?,
+                    has_deletions: counts.total_rows != counts.visible_rows,
+                    max_fragment_id,
+                    flags,
+                    mutations: 0,
+                    mutation_bytes: 0,
+                    objects: 0,
+                    object_bytes: 0,
+                })
+            }
+            Catalog::Flat(_) => {
+                let mut builder = TreeBuilder::new(self.sink.clone(), policy);
+                let mut fragments = old.fragments(
+                    FragmentRanges::all(),
+                    &WalkOptions::default(),
+                    &WalkState::default(),
+                );
+                while let Some(batch) = fragments.try_next().await? {
+                    for fragment in batch {
+                        let record = fragment.record()?;
+                        if fragment.physical_rows().is_none() {
+                            return Err(Error::invalid(format!(
+                                "version {version} does not know the rows of fragment {}: convert the table again from that version",
+                                fragment.id()
+                            )));
+                        }
+                        check_storable(&record)?;
+                        builder.push(&record).await?;
+                    }
+                }
+                NewTree::built(builder.finish().await?, max_fragment_id, flags)
+            }
+        }
+    }
+
+    fn policy_of(&self, base: &View) -> Result<TreePolicy> {
+        match self.policy {
+            Some(policy) => Ok(policy),
+            None => TreePolicy::from_config(&base.snapshot.head().config),
+        }
+    }
+
+    fn target_at(&self, base_path: &Path) -> Option<&Arc<dyn CommitHandler>> {
+        self.target.as_ref().filter(|_| *base_path != self.base)
+    }
+
+    /// Publishes the first version of another table, whose files are all its own.
+    #[expect(clippy::too_many_arguments, reason = "those of a commit")]
+    async fn commit_to_target(
+        &self,
+        manifest: &mut Manifest,
+        indices: Option<Vec<IndexMetadata>>,
+        base_path: &Path,
+        store: &ObjectStore,
+        writer: ManifestWriter,
+        naming_scheme: ManifestNamingScheme,
+        transaction: Option<Transaction>,
+    ) -> std::result::Result<ManifestLocation, CommitError> {
+        let Some(target) = self.target_at(base_path) else {
+            return Err(self.failed(Error::invalid(format!(
+                "a write to {} tried to commit to {base_path}",
+                self.base
+            ))));
+        };
+        let built = async {
+            let policy = match self.policy {
+                Some(policy) => policy,
+                None => TreePolicy::from_config(&manifest.config)?,
+            };
+            let sink = ObjectSink::new(Arc::new(store.clone()), base_path.clone(), false);
+            let mut builder = TreeBuilder::new(sink, policy);
+            for fragment in manifest.fragments.iter() {
+                let record = pb::DataFragment::from(fragment);
+                check_storable(&record)?;
+                builder.push(&record).await?;
+            }
+            let (tree, report) = builder.finish().await?;
+            let has_deletions = report.counts.total_rows != report.counts.visible_rows;
+            finish_manifest(
+                manifest,
+                indices,
+                writer,
+                transaction,
+                tree,
+                0,
+                has_deletions,
+            )
+            .await
+        };
+        let file = built.await.map_err(|e| self.failed(e))?;
+        publish_bytes(target, store, base_path, naming_scheme, manifest, file).await
+    }
+
+    /// Remembers an error of ours, which Lance passes on without its kind.
+    fn failed(&self, error: Error) -> CommitError {
+        let passed_on = lance::Error::external(Box::new(error.clone()));
+        self.outcome.lock().failure = Some(error);
+        CommitError::OtherError(passed_on)
+    }
+}
+
+/// The tree of a new version, and what the manifest says about it.
+struct NewTree {
+    tree: pb::FragmentTree,
+    has_deletions: bool,
+    max_fragment_id: Option<u32>,
+    flags: u64,
+    mutations: u64,
+    mutation_bytes: u64,
+    objects: u64,
+    object_bytes: u64,
+}
+
+impl NewTree {
+    fn built(
+        (tree, report): (pb::FragmentTree, super::build::BuildReport),
+        max_fragment_id: Option<u32>,
+        flags: u64,
+    ) -> Result<Self> {
+        Ok(Self {
+            tree,
+            has_deletions: report.counts.total_rows != report.counts.visible_rows,
+            max_fragment_id,
+            flags,
+            mutations: 0,
+            mutation_bytes: 0,
+            objects: report.leaves + report.nodes + u64::from(!report.root_inline),
+            object_bytes: report.leaf_bytes
+                + report.node_bytes
+                + if report.root_inline {
+                    0
+                } else {
+                    report.root_bytes
+                },
+        })
+    }
+}
+
+fn set_flags(manifest: &mut Manifest, carried: u64, has_deletions: bool) {
+    for flags in [
+        &mut manifest.reader_feature_flags,
+        &mut manifest.writer_feature_flags,
+    ] {
+        *flags |= carried;
+        if has_deletions {
+            *flags |= FLAG_DELETION_FILES;
+        } else {
+            *flags &= !FLAG_DELETION_FILES;
+        }
+    }
+}
+
+/// Now, as a manifest's timestamp.
+pub(crate) fn now_nanos() -> Result<u128> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map(|n| n.as_nanos())
+        .map_err(|_| Error::invalid("the clock is before 1970"))
+}
+
+/// The file of a new version: as Lance writes it, with the tree in place of the fragments. `flags` are
+/// those of the version it comes from, of which it keeps what fragments outside the view may have.
+pub(crate) async fn finish_manifest(
+    manifest: &mut Manifest,
+    indices: Option<Vec<IndexMetadata>>,
+    writer: ManifestWriter,
+    transaction: Option<Transaction>,
+    tree: pb::FragmentTree,
+    flags: u64,
+    has_deletions: bool,
+) -> Result<Bytes> {
+    set_flags(manifest, flags & FRAGMENT_FLAGS, has_deletions);
+    let context = |e| Error::lance("cannot write the manifest", e);
+    let memory = ObjectStore::memory();
+    let path = Path::from("manifest");
+    let fragments = std::mem::take(&mut manifest.fragments);
+    let written = writer(&memory, manifest, indices, &path, transaction).await;
+    manifest.fragments = fragments;
+    written.map_err(context)?;
+    let file = memory.read_one_all(&path).await.map_err(context)?;
+    let framing = || Error::internal("Lance wrote a manifest without its framing");
+    let footer = file.len().checked_sub(16).ok_or_else(framing)?;
+    let position = file
+        .get(footer..)
+        .and_then(|f| f.first_chunk::<8>())
+        .map(|b| u64::from_le_bytes(*b))
+        .and_then(|p| usize::try_from(p).ok())
+        .filter(|p| p.checked_add(4).is_some_and(|start| start <= footer))
+        .ok_or_else(framing)?;
+    let mut message = pb::Manifest::decode(file.slice(position + 4..footer))
+        .map_err(|e| Error::internal(format!("Lance wrote an undecodable manifest: {e}")))?;
+    message.fragments.clear();
+    message.reader_feature_flags |= FLAG_FRAGMENT_TREE;
+    message.writer_feature_flags |= FLAG_FRAGMENT_TREE;
+    message.fragment_tree = Some(pb::FragmentTreeMetadata {
+        layout: Some(pb::fragment_tree_metadata::Layout::Tree(tree)),
+    });
+    frame_manifest(&file.slice(..position), &message.encode_to_vec())
+}
+
+/// Puts back index segments that Lance left out because the view showed none of their fragments.
+///
+/// Lance drops a segment of an index with several when no fragment is left of what it covers. What
+/// it covers outside the view is still there.
+fn keep_unseen(
+    base: &View,
+    mut new: Vec<IndexMetadata>,
+    manifest: &Manifest,
+    operation: &pb::transaction::Operation,
+) -> Result<Vec<IndexMetadata>> {
+    use pb::transaction::Operation as Op;
+    let replaced: HashSet<_> = match operation {
+        Op::Overwrite(_) | Op::Restore(_) | Op::CreateIndex(_) => return Ok(new),
+        Op::Rewrite(rewrite) => rewrite
+            .rewritten_indices
+            .iter()
+            .filter_map(|r| r.old_id.as_ref())
+            .filter_map(|id| uuid::Uuid::from_slice(&id.uuid).ok())
+            .collect(),
+        _ => HashSet::new(),
+    };
+    let old = base.indices()?;
+    let kept: HashSet<_> = new.iter().map(|i| i.uuid).collect();
+    let seen: RoaringBitmap = base
+        .records
+        .keys()
+        .filter_map(|id| u32::try_from(*id).ok())
+        .collect();
+    let fields: HashSet<i32> = manifest.schema.fields_pre_order().map(|f| f.id).collect();
+    for mut index in old {
+        if kept.contains(&index.uuid)
+            || replaced.contains(&index.uuid)
+            || is_system_index(&index)
+            || !index.fields.iter().all(|f| fields.contains(f))
+        {
+            continue;
+        }
+        let Some(bitmap) = &mut index.fragment_bitmap else {
+            continue;
+        };
+        *bitmap -= &seen;
+        if !bitmap.is_empty() {
+            new.push(index);
+        }
+    }
+    Ok(new)
+}
+
+#[async_trait::async_trait]
+impl CommitHandler for TreeCommitHandler {
+    fn is_version_not_found_definitive(&self) -> bool {
+        self.inner.is_version_not_found_definitive()
+    }
+
+    fn propagate_commit_error_after_success(&self) -> bool {
+        self.inner.propagate_commit_error_after_success()
+    }
+
+    async fn resolve_latest_location(
+        &self,
+        base_path: &Path,
+        object_store: &ObjectStore,
+    ) -> lance::Result<ManifestLocation> {
+        if let Some(target) = self.target_at(base_path) {
+            return target
+                .resolve_latest_location(base_path, object_store)
+                .await;
+        }
+        let latest = self
+            .inner
+            .resolve_latest_location(base_path, object_store)
+            .await?;
+        self.views.locate(latest).await.map_err(external)
+    }
+
+    async fn resolve_version_location(
+        &self,
+        base_path: &Path,
+        version: u64,
+        object_store: &dyn object_store::ObjectStore,
+    ) -> lance::Result<ManifestLocation> {
+        if let Some(target) = self.target_at(base_path) {
+            return target
+                .resolve_version_location(base_path, version, object_store)
+                .await;
+        }
+        let (first, location) = self.views.first().await.map_err(external)?;
+        if first.snapshot.version() == version {
+            return Ok(location);
+        }
+        let found = self
+            .inner
+            .resolve_version_location(base_path, version, object_store)
+            .await?;
+        self.views.locate(found).await.map_err(external)
+    }
+
+    async fn version_exists(
+        &self,
+        base_path: &Path,
+        version: u64,
+        object_store: &dyn object_store::ObjectStore,
+        naming_scheme: ManifestNamingScheme,
+    ) -> lance::Result<bool> {
+        self.inner
+            .version_exists(base_path, version, object_store, naming_scheme)
+            .await
+    }
+
+    fn list_detached_manifest_locations<'a>(
+        &self,
+        _base_path: &Path,
+        _object_store: &'a ObjectStore,
+    ) -> BoxStream<'a, lance::Result<ManifestLocation>> {
+        stream::empty().boxed()
+    }
+
+    fn list_manifest_locations<'a>(
+        &self,
+        base_path: &Path,
+        object_store: &'a ObjectStore,
+        sorted_descending: bool,
+    ) -> BoxStream<'a, lance::Result<ManifestLocation>> {
+        let list = self
+            .inner
+            .list_manifest_locations(base_path, object_store, sorted_descending);
+        as_views(&self.views, list)
+    }
+
+    fn list_manifest_locations_since<'a>(
+        &self,
+        base_path: &Path,
+        object_store: &'a ObjectStore,
+        since_version: u64,
+    ) -> BoxStream<'a, lance::Result<ManifestLocation>> {
+        let list = self
+            .inner
+            .list_manifest_locations_since(base_path, object_store, since_version);
+        // The latest comes first. Of those before it Lance wants to know what was done, and no more.
+        let views = Arc::clone(&self.views);
+        list.enumerate()
+            .then(move |(place, location)| {
+                let views = Arc::clone(&views);
+                async move {
+                    let located = match place {
+                        0 => views.locate(location?).await,
+                        _ => views.locate_bare(location?).await,
+                    };
+                    located.map_err(external)
+                }
+            })
+            .boxed()
+    }
+
+    async fn commit(
+        &self,
+        manifest: &mut Manifest,
+        indices: Option<Vec<IndexMetadata>>,
+        base_path: &Path,
+        object_store: &ObjectStore,
+        manifest_writer: ManifestWriter,
+        naming_scheme: ManifestNamingScheme,
+        transaction: Option<Transaction>,
+    ) -> std::result::Result<ManifestLocation, CommitError> {
+        if *base_path != self.base {
+            return self
+                .commit_to_target(
+                    manifest,
+                    indices,
+                    base_path,
+                    object_store,
+                    manifest_writer,
+                    naming_scheme,
+                    transaction,
+                )
+                .await;
+        }
+        let new_ids: Vec<u64> = manifest.fragments.iter().map(|f| f.id).collect();
+        let next = self.next_version(manifest, indices, manifest_writer, transaction);
+        let file = Box::pin(next).await.map_err(|e| self.failed(e))?;
+        let published = publish_bytes(
+            &self.inner,
+            &self.store,
+            base_path,
+            naming_scheme,
+            manifest,
+            file,
+        )
+        .await;
+        let mut outcome = self.outcome.lock();
+        match published {
+            Ok(location) => {
+                let stats = self.stats.snapshot();
+                outcome.report.version = location.version;
+                outcome.report.objects_read = stats.requests;
+                outcome.report.object_bytes_read = stats.bytes;
+                let settings = std::mem::take(&mut outcome.settings);
+                if !settings.is_empty() {
+                    outcome.with_settings.push((location.version, settings));
+                }
+                drop(outcome);
+                self.views.widen(new_ids);
+                Ok(self.views.promise(location))
+            }
+            Err(CommitError::CommitConflict) => {
+                outcome.report.lost_races += 1;
+                Err(CommitError::CommitConflict)
+            }
+            Err(CommitError::OtherError(error)) => Err(CommitError::OtherError(error)),
+        }
+    }
+}
+
+fn external(error: Error) -> lance::Error {
+    lance::Error::external(Box::new(error))
+}
+
+fn as_views<'a>(
+    views: &Arc<Views>,
+    list: BoxStream<'a, lance::Result<ManifestLocation>>,
+) -> BoxStream<'a, lance::Result<ManifestLocation>> {
+    let views = Arc::clone(views);
+    list.and_then(move |location| {
+        let views = Arc::clone(&views);
+        async move { views.locate(location).await.map_err(external) }
+    })
+    .boxed()
+}

@@ -1,0 +1,313 @@
+//! Changes of rows: deleting, updating and merging.
+//!
+//! Which rows a predicate means is found by a scan like any other, with all its pruning. Lance then
+//! works on just the fragments those rows lie in.
+
+use std::sync::Arc;
+
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::UInt64Type;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::context::SessionContext;
+use datafusion::logical_expr::utils::conjunction;
+use datafusion::logical_expr::{Expr, col, lit};
+use datafusion::prelude::DataFrame;
+use futures::{StreamExt, TryStreamExt, stream};
+use lance::Dataset;
+use lance::dataset::{MergeInsertBuilder, UpdateBuilder};
+use lance_select::RowAddrTreeMap;
+use lance_table::transaction::{Operation, Transaction};
+use roaring::{RoaringBitmap, RoaringTreemap};
+
+use super::table::{RowsReport, TreeTable};
+use crate::error::{Error, Result};
+use crate::provider::{SnapshotProvider, SystemColumns};
+use crate::pruning::{FRAG_ID, ROW_ADDR};
+use crate::ranges::FragmentRanges;
+use crate::snapshot::Snapshot;
+use crate::tree_scan::{WalkOptions, WalkState};
+
+/// Deletion files of one commit that are read and written at once.
+const DELETIONS_IN_FLIGHT: usize = 16;
+
+/// Rows to change: by address, or all there are.
+enum Selection {
+    All,
+    Rows(RoaringTreemap),
+}
+
+impl TreeTable {
+    /// Deletes the rows for which `predicate` holds: a SQL expression over the table's columns and
+    /// `_rowaddr`, `_rowid` and `_fragid`.
+    ///
+    /// # Errors
+    /// [`Error::DataFusion`] for an expression that cannot be evaluated; [`Error::Conflict`] when
+    /// others changed the same rows each time it was tried.
+    pub async fn delete(&self, predicate: &str) -> Result<RowsReport> {
+        self.retrying(|| async move {
+            let snapshot = self.latest().await?;
+            let filter = parse(&snapshot, predicate)?;
+            self.delete_on(&snapshot, &[filter], predicate).await
+        })
+        .await
+    }
+
+    /// Deletes the rows for which all of `filters` hold.
+    ///
+    /// # Errors
+    /// Those of [`Self::delete`].
+    pub async fn delete_where(&self, filters: &[Expr]) -> Result<RowsReport> {
+        let shown = conjunction(filters.iter().cloned()).map_or("true".into(), |f| f.to_string());
+        let shown = shown.as_str();
+        self.retrying(|| async move {
+            let snapshot = self.latest().await?;
+            self.delete_on(&snapshot, filters, shown).await
+        })
+        .await
+    }
+
+    /// Deletes all rows. Columns, config and indexes stay.
+    ///
+    /// # Errors
+    /// Those of [`Self::delete`].
+    pub async fn truncate(&self) -> Result<RowsReport> {
+        self.delete_where(&[]).await
+    }
+
+    async fn delete_on(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        filters: &[Expr],
+        predicate: &str,
+    ) -> Result<RowsReport> {
+        let selection = select(snapshot, filters).await?;
+        let scope = scope_of(&selection);
+        let predicate = predicate.to_string();
+        let version = snapshot.version();
+        let before = snapshot.counts()?.map(|c| c.visible_rows);
+        let ids = match &selection {
+            Selection::All => fragment_ids(snapshot).await?,
+            Selection::Rows(_) => Vec::new(),
+        };
+        let work = move |dataset: Dataset| async move {
+            let dataset = Arc::new(dataset);
+            let (updated_fragments, deleted_fragment_ids, affected, rows) = match selection {
+                Selection::All => {
+                    let rows = match before {
+                        Some(rows) => rows,
+                        None => dataset.count_rows(None).await? as u64,
+                    };
+                    (Vec::new(), ids, None, rows)
+                }
+                Selection::Rows(rows) => {
+                    let (updated, deleted) = delete_rows(&dataset, &rows).await?;
+                    let count = rows.len();
+                    (updated, deleted, Some(RowAddrTreeMap::from(rows)), count)
+                }
+            };
+            let operation = Operation::Delete {
+                updated_fragments,
+                deleted_fragment_ids,
+                predicate,
+            };
+            let mut builder = self.committer(Arc::clone(&dataset));
+            if let Some(affected) = affected {
+                builder = builder.with_affected_rows(affected);
+            }
+            builder
+                .execute(Transaction::new(version, operation, None))
+                .await?;
+            Ok(rows)
+        };
+        let (rows, commit) = self.on(snapshot, scope, work).await?;
+        Ok(RowsReport { rows, commit })
+    }
+
+    /// Sets columns of the rows for which `predicate` holds, or of all rows: names, each with a SQL
+    /// expression over the row as it was.
+    ///
+    /// # Errors
+    /// Those of [`Self::delete`], and Lance's for a column that cannot be set.
+    pub async fn update(
+        &self,
+        predicate: Option<&str>,
+        assignments: &[(&str, &str)],
+    ) -> Result<RowsReport> {
+        self.retrying(|| async move {
+            let snapshot = self.latest().await?;
+            let filters = predicate.map(|p| parse(&snapshot, p)).transpose()?;
+            self.update_on(&snapshot, filters.as_slice(), assignments)
+                .await
+        })
+        .await
+    }
+
+    /// [`Self::update`] of the rows for which all of `filters` hold.
+    ///
+    /// # Errors
+    /// Those of [`Self::update`].
+    pub async fn update_where(
+        &self,
+        filters: &[Expr],
+        assignments: &[(&str, &str)],
+    ) -> Result<RowsReport> {
+        self.retrying(|| async move {
+            let snapshot = self.latest().await?;
+            self.update_on(&snapshot, filters, assignments).await
+        })
+        .await
+    }
+
+    async fn update_on(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        filters: &[Expr],
+        assignments: &[(&str, &str)],
+    ) -> Result<RowsReport> {
+        let selection = select(snapshot, filters).await?;
+        let scope = scope_of(&selection);
+        let condition = match &selection {
+            Selection::All => conjunction(filters.iter().cloned()),
+            Selection::Rows(rows) => Some(condition(filters, rows)),
+        };
+        let work = move |dataset: Dataset| async move {
+            let mut builder = UpdateBuilder::new(Arc::new(dataset)).conflict_retries(0);
+            if let Some(condition) = condition {
+                builder = builder.update_where_expr(condition)?;
+            }
+            for (column, value) in assignments {
+                builder = builder.set(column, value)?;
+            }
+            let done = builder.build()?.execute().await?;
+            Ok(done.rows_updated)
+        };
+        let (rows, commit) = self.on(snapshot, scope, work).await?;
+        Ok(RowsReport { rows, commit })
+    }
+
+    /// Inserts rows or updates those that are there already, by key, as `configure` says.
+    ///
+    /// Lance looks for the keys in the whole table, and its dataset holds every fragment's record
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Lance's; a source can be read but once, so a conflict is not tried again.
+    pub async fn merge_insert(
+        &self,
+        on: &[&str],
+        configure: impl FnOnce(&mut MergeInsertBuilder) + Send,
+        source: SendableRecordBatchStream,
+    ) -> Result<RowsReport> {
+        let on: Vec<String> = on.iter().map(|c| (*c).to_string()).collect();
+        let work = move |dataset: Dataset| async move {
+            let mut builder = MergeInsertBuilder::try_new(Arc::new(dataset), on)?;
+            builder.conflict_retries(0);
+            configure(&mut builder);
+            let (_, stats) = builder.try_build()?.execute(source).await?;
+            Ok(stats.num_inserted_rows + stats.num_updated_rows + stats.num_deleted_rows)
+        };
+        let (rows, commit) = self.with_dataset(FragmentRanges::all(), work).await?;
+        Ok(RowsReport { rows, commit })
+    }
+}
+
+fn scope_of(selection: &Selection) -> FragmentRanges {
+    match selection {
+        Selection::All => FragmentRanges::all(),
+        Selection::Rows(rows) => FragmentRanges::from_ids(rows.bitmaps().map(|(id, _)| id)),
+    }
+}
+
+async fn fragment_ids(snapshot: &Arc<Snapshot>) -> Result<Vec<u64>> {
+    let mut fragments = snapshot.fragments(
+        FragmentRanges::all(),
+        &WalkOptions::default(),
+        &WalkState::default(),
+    );
+    let mut ids = Vec::new();
+    while let Some(batch) = fragments.try_next().await? {
+        ids.extend(batch.iter().map(|f| u64::from(f.id())));
+    }
+    Ok(ids)
+}
+
+fn frame(snapshot: &Arc<Snapshot>) -> Result<DataFrame> {
+    let provider = SnapshotProvider::try_new(Arc::clone(snapshot), SystemColumns::ALL)?;
+    SessionContext::new()
+        .read_table(Arc::new(provider))
+        .map_err(|e| Error::datafusion(format!("cannot read {}", snapshot.uri()), e))
+}
+
+fn parse(snapshot: &Arc<Snapshot>, predicate: &str) -> Result<Expr> {
+    frame(snapshot)?
+        .parse_sql_expr(predicate)
+        .map_err(|e| Error::datafusion(format!("cannot understand {predicate:?}"), e))
+}
+
+async fn select(snapshot: &Arc<Snapshot>, filters: &[Expr]) -> Result<Selection> {
+    let Some(filter) = conjunction(filters.iter().cloned()) else {
+        return Ok(Selection::All);
+    };
+    if filter == lit(true) {
+        return Ok(Selection::All);
+    }
+    let failed = |e| Error::datafusion(format!("cannot find rows of {}", snapshot.uri()), e);
+    let mut stream = frame(snapshot)?
+        .filter(filter)
+        .and_then(|f| f.select_columns(&[ROW_ADDR]))
+        .map_err(failed)?
+        .execute_stream()
+        .await
+        .map_err(failed)?;
+    let mut rows = RoaringTreemap::new();
+    while let Some(batch) = stream.try_next().await.map_err(failed)? {
+        rows.extend(addresses(&batch)?.iter().copied());
+    }
+    Ok(Selection::Rows(rows))
+}
+
+fn addresses(batch: &RecordBatch) -> Result<&[u64]> {
+    let column = batch.columns().first();
+    column
+        .and_then(|c| c.as_primitive_opt::<UInt64Type>())
+        .map(|c| c.values().as_ref())
+        .ok_or_else(|| Error::internal("a scan of addresses without addresses"))
+}
+
+/// The filters as Lance can evaluate them: it does not know `_fragid`.
+fn condition(filters: &[Expr], rows: &RoaringTreemap) -> Expr {
+    let filter = conjunction(filters.iter().cloned());
+    let foreign = |f: &Expr| f.column_refs().iter().any(|c| c.name == FRAG_ID);
+    match filter {
+        Some(filter) if !foreign(&filter) => filter,
+        _ => col(ROW_ADDR).in_list(rows.iter().map(lit).collect(), false),
+    }
+}
+
+/// Writes the deletion files that add `rows`. Returns the changed fragments, and those of which no
+/// row is left.
+async fn delete_rows(
+    dataset: &Arc<Dataset>,
+    rows: &RoaringTreemap,
+) -> lance::Result<(Vec<lance_table::format::Fragment>, Vec<u64>)> {
+    let by_fragment: std::collections::BTreeMap<u32, &RoaringBitmap> = rows.bitmaps().collect();
+    let touched = dataset.get_fragments().into_iter().filter_map(|fragment| {
+        let id = u32::try_from(fragment.id()).ok()?;
+        Some((fragment, (*by_fragment.get(&id)?).clone()))
+    });
+    let mut written = stream::iter(touched)
+        .map(|(fragment, offsets)| async move {
+            let id = fragment.id() as u64;
+            let left = fragment.extend_deletions(offsets).await?;
+            Ok::<_, lance::Error>((id, left.map(|f| f.metadata().clone())))
+        })
+        .buffered(DELETIONS_IN_FLIGHT);
+    let (mut updated, mut removed) = (Vec::new(), Vec::new());
+    while let Some((id, left)) = written.try_next().await? {
+        match left {
+            Some(fragment) => updated.push(fragment),
+            None => removed.push(id),
+        }
+    }
+    Ok((updated, removed))
+}
