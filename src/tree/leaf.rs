@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::{
@@ -17,30 +16,16 @@ use arrow::datatypes::{
     DataType, Field, Fields, Int32Type, Schema, SchemaRef, UInt32Type, UInt64Type,
 };
 use bytes::Bytes;
-use futures::executor::block_on;
-use futures::future::BoxFuture;
-use lance_core::cache::LanceCache;
-use lance_core::deepsize::{Context, DeepSizeOf};
-use lance_encoding::EncodingsIo;
-use lance_encoding::decoder::{DecoderPlugins, FilterExpression};
-use lance_file::reader::{FileReader, FileReaderOptions};
-use lance_io::ReadBatchParams;
-use lance_io::object_store::ObjectStore;
-use lance_io::scheduler::{ScanScheduler, SchedulerConfig};
-use lance_io::traits::Reader;
 use lance_table::format::pb;
-use object_store::path::Path;
 use prost::Message;
 
+use super::leaf_file::read_batches;
+use super::leaf_meta::{check_meta, record_of_meta};
 use super::node::{Child, NodeContext, check_allocated, check_counts};
 use super::object::{BaseTable, Owner};
-use super::record::{check_deletion_file, check_mapping, decode_mapping, resolve_owner};
+use super::record::{check_mapping, decode_mapping, resolve_owner};
 use super::summary::{Counts, Tally};
-use super::wire::reject_external_sequences;
 use crate::error::{Error, Result};
-
-/// Rows of a leaf are decoded in batches of this many, so that 32-bit string offsets suffice.
-const BATCH_ROWS: u32 = 1 << 16;
 
 /// The schema of every leaf (spec, "Leaf format").
 pub(crate) static LEAF_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -143,20 +128,19 @@ impl Leaf {
                     id,
                 ));
             }
-            let meta = decoded.decode_meta(&self.location, id, row)?;
-            let deleted = meta
-                .deletion_file
-                .as_ref()
-                .map_or(0, |d| d.num_deleted_rows);
+            let meta = check_meta(&self.location, id, decoded.meta.value(row))?;
+            let deleted = meta.deleted_rows();
             self.base_ids
-                .extend(meta.deletion_file.as_ref().and_then(|d| d.base_id));
+                .extend(meta.deletion_file.and_then(|d| d.base_id));
             self.ids.push(id);
             self.physical_rows.push(meta.physical_rows);
             self.deleted_rows.push(deleted);
             self.tally += Counts::of_fragment(meta.physical_rows, deleted);
         }
         decoded.files.collect_base_ids(&mut self.base_ids);
-        decoded.overlay_files.collect_base_ids(&mut self.base_ids);
+        if let Some(files) = &decoded.overlay_files {
+            files.collect_base_ids(&mut self.base_ids);
+        }
         self.memory_bytes += batch.get_array_memory_size() + decoded.mapping_bytes();
         self.batches.push(decoded);
         Ok(())
@@ -457,7 +441,8 @@ struct LeafBatch {
     file_offsets: ListArray,
     files: FileColumns,
     overlay_offsets: ListArray,
-    overlay_files: FileColumns,
+    /// None where there is no overlay.
+    overlay_files: Option<FileColumns>,
     overlay_meta: BinaryArray,
 }
 
@@ -488,16 +473,22 @@ impl LeafBatch {
         let files = items("files", &file_offsets)?;
         let overlay_offsets = list("overlays")?;
         let overlays = items("overlays", &overlay_offsets)?;
-        let overlay_files = required(object, "overlays.data_file", &overlays, "data_file")?
-            .as_struct_opt()
-            .ok_or_else(|| schema_error(object, "overlays", overlays.data_type()))?;
+        let overlay_files = match overlays.len() {
+            0 => None,
+            _ => {
+                let files = required(object, "overlays.data_file", &overlays, "data_file")?
+                    .as_struct_opt()
+                    .ok_or_else(|| schema_error(object, "overlays", overlays.data_type()))?;
+                Some(FileColumns::try_new(object, "overlays", files)?)
+            }
+        };
         let leaf = Self {
             first_row,
             ids: primitive::<UInt64Type>(object, "id", column("id")?)?,
             meta: binary("fragment_meta", column("fragment_meta")?)?,
             files: FileColumns::try_new(object, "files", &files)?,
             file_offsets,
-            overlay_files: FileColumns::try_new(object, "overlays", overlay_files)?,
+            overlay_files,
             overlay_meta: binary(
                 "overlay_meta",
                 required(object, "overlays.overlay_meta", &overlays, "overlay_meta")?,
@@ -508,40 +499,6 @@ impl LeafBatch {
             leaf.decode_overlay(object, row)?;
         }
         Ok(leaf)
-    }
-
-    fn decode_meta(&self, location: &str, id: u32, row: usize) -> Result<pb::DataFragment> {
-        let label = || format!("{location}, fragment {id}");
-        let bytes = self.meta.value(row);
-        let meta = pb::DataFragment::decode(bytes).map_err(|e| {
-            Error::corrupt(
-                label(),
-                "fragment_meta_undecodable",
-                "a DataFragment message",
-                e.to_string(),
-            )
-        })?;
-        reject_external_sequences(location, "fragment_meta_undecodable", bytes)?;
-        if meta.id != 0 {
-            return Err(Error::corrupt(
-                label(),
-                "fragment_meta_id",
-                "id 0 in fragment_meta",
-                meta.id,
-            ));
-        }
-        if !meta.files.is_empty() || !meta.overlays.is_empty() {
-            return Err(Error::corrupt(
-                label(),
-                "fragment_meta_files",
-                "no files and overlays in fragment_meta",
-                meta.files.len() + meta.overlays.len(),
-            ));
-        }
-        if let Some(deletion) = &meta.deletion_file {
-            check_deletion_file(&label(), deletion, Some(meta.physical_rows))?;
-        }
-        Ok(meta)
     }
 
     fn decode_overlay(&self, location: &str, row: usize) -> Result<pb::DataOverlayFile> {
@@ -570,7 +527,7 @@ impl LeafBatch {
 
     fn record(&self, location: &str, row: usize) -> Result<pb::DataFragment> {
         let id = self.ids.value(row);
-        let mut record = pb::DataFragment::decode(self.meta.value(row)).map_err(|e| {
+        let mut record = record_of_meta(self.meta.value(row)).map_err(|e| {
             Error::internal(format!(
                 "{location}, fragment {id}: decoded before, now {e}"
             ))
@@ -580,7 +537,7 @@ impl LeafBatch {
         record.overlays = list_range(&self.overlay_offsets, row)
             .map(|i| {
                 let mut overlay = self.decode_overlay(location, i)?;
-                overlay.data_file = Some(self.overlay_files.file(i));
+                overlay.data_file = self.overlay_files.as_ref().map(|f| f.file(i));
                 Ok(overlay)
             })
             .collect::<Result<_>>()?;
@@ -588,7 +545,8 @@ impl LeafBatch {
     }
 
     fn mapping_bytes(&self) -> usize {
-        self.files.mapping_bytes() + self.overlay_files.mapping_bytes()
+        let overlays = self.overlay_files.as_ref();
+        self.files.mapping_bytes() + overlays.map_or(0, FileColumns::mapping_bytes)
     }
 }
 
@@ -645,212 +603,4 @@ fn primitive<T: arrow::datatypes::ArrowPrimitiveType>(
         .as_primitive_opt::<T>()
         .cloned()
         .ok_or_else(|| schema_error(object, name, array.data_type()))
-}
-
-/// Whether two fields agree in name, type and nullability, nested fields included. Metadata is not
-/// part of the leaf schema.
-fn same_field(a: &Field, b: &Field) -> bool {
-    a.name() == b.name()
-        && a.is_nullable() == b.is_nullable()
-        && match (a.data_type(), b.data_type()) {
-            (DataType::Struct(a), DataType::Struct(b)) => same_fields(a, b),
-            (DataType::List(a), DataType::List(b)) => same_field(a, b),
-            (a, b) => a == b,
-        }
-}
-
-fn same_fields(a: &Fields, b: &Fields) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_field(a, b))
-}
-
-/// Reads a Lance file that is wholly in memory.
-fn read_batches(location: &str, bytes: Bytes) -> Result<Vec<RecordBatch>> {
-    check_footer(location, &bytes)?;
-    let unreadable =
-        |what: String| Error::corrupt(location, "leaf_unreadable", "a Lance file of records", what);
-    // The Lance decoder asserts in places; a leaf it cannot take must be an error all the same.
-    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(location, bytes)));
-    match decoded {
-        Ok(Ok(batches)) => Ok(batches),
-        Ok(Err(DecodeError::Schema(schema))) => Err(Error::corrupt(
-            location,
-            "leaf_schema",
-            format!("{:?}", LEAF_SCHEMA.fields()),
-            format!("{:?}", schema.fields()),
-        )),
-        Ok(Err(DecodeError::Lance(e))) => Err(unreadable(e.to_string())),
-        Ok(Err(DecodeError::Arrow(e))) => Err(unreadable(e.to_string())),
-        Err(_) => Err(unreadable("bytes that stop the Lance decoder".into())),
-    }
-}
-
-enum DecodeError {
-    Schema(Schema),
-    Lance(lance_core::Error),
-    Arrow(arrow::error::ArrowError),
-}
-
-fn decode_file(location: &str, bytes: Bytes) -> std::result::Result<Vec<RecordBatch>, DecodeError> {
-    static STORE: LazyLock<Arc<ObjectStore>> = LazyLock::new(|| Arc::new(ObjectStore::memory()));
-    static CACHE: LazyLock<LanceCache> = LazyLock::new(LanceCache::no_cache);
-    static PLUGINS: LazyLock<Arc<DecoderPlugins>> = LazyLock::new(Arc::default);
-    let reader = InMemory {
-        bytes,
-        path: Path::from(location),
-    };
-    let io: Arc<dyn EncodingsIo> = Arc::new(reader.clone());
-    let config = SchedulerConfig::new(1 << 30).with_lite_scheduler();
-    let scheduler = ScanScheduler::new(Arc::clone(&STORE), config);
-    let file = scheduler.open_reader(Arc::new(reader.clone()));
-    let metadata = block_on(FileReader::read_all_metadata(&file)).map_err(DecodeError::Lance)?;
-    let schema = Schema::from(metadata.file_schema.as_ref());
-    if !same_fields(schema.fields(), LEAF_SCHEMA.fields()) {
-        return Err(DecodeError::Schema(schema));
-    }
-    let open = FileReader::try_open_with_file_metadata(
-        io,
-        reader.path,
-        None,
-        Arc::clone(&PLUGINS),
-        Arc::new(metadata),
-        &CACHE,
-        FileReaderOptions::default(),
-    );
-    let file = block_on(open).map_err(DecodeError::Lance)?;
-    if file.num_rows() == 0 {
-        return Ok(Vec::new());
-    }
-    let batches = file
-        .read_stream_projected_blocking(
-            ReadBatchParams::RangeFull,
-            BATCH_ROWS,
-            None,
-            FilterExpression::no_filter(),
-        )
-        .map_err(DecodeError::Lance)?;
-    batches
-        .map(|batch| batch.map_err(DecodeError::Arrow))
-        .collect()
-}
-
-/// Bytes of the footer of a Lance file, its magic included.
-const FOOTER_BYTES: usize = 40;
-
-/// Checks the offsets in the footer before the decoder computes with them.
-fn check_footer(location: &str, bytes: &Bytes) -> Result<()> {
-    let unreadable = |found: String| {
-        Err(Error::corrupt(
-            location,
-            "leaf_unreadable",
-            "a Lance file of records",
-            found,
-        ))
-    };
-    let Some((body, footer)) = bytes
-        .len()
-        .checked_sub(FOOTER_BYTES)
-        .and_then(|at| bytes.split_at_checked(at))
-    else {
-        return unreadable(format!("{} bytes", bytes.len()));
-    };
-    if !footer.ends_with(b"LANC") {
-        return unreadable("no Lance magic at its end".into());
-    }
-    let word = |at: usize| -> u64 {
-        footer
-            .get(at..at + 8)
-            .and_then(|b| b.try_into().ok())
-            .map_or(u64::MAX, u64::from_le_bytes)
-    };
-    let (columns, column_offsets, buffers) = (word(0), word(8), word(16));
-    if columns > column_offsets || column_offsets > buffers || buffers > body.len() as u64 {
-        return unreadable("footer offsets outside the file".into());
-    }
-    let first_buffer = usize::try_from(buffers)
-        .ok()
-        .and_then(|at| bytes.get(at..at.checked_add(16)?));
-    let Some(first_buffer) = first_buffer else {
-        return unreadable("no global buffer".into());
-    };
-    let (position, size) = first_buffer.split_at(8);
-    let number = |b: &[u8]| b.try_into().map_or(u64::MAX, u64::from_le_bytes);
-    let (position, size) = (number(position), number(size));
-    if position > columns || position.checked_add(size).is_none_or(|end| end > buffers) {
-        return unreadable("a schema outside the file".into());
-    }
-    Ok(())
-}
-
-/// A file in memory, for the Lance reader: metadata through [`Reader`], pages through
-/// [`EncodingsIo`]. Neither copies.
-#[derive(Debug, Clone)]
-struct InMemory {
-    bytes: Bytes,
-    path: Path,
-}
-
-impl InMemory {
-    fn slice(&self, range: Range<usize>) -> std::result::Result<Bytes, String> {
-        if range.start <= range.end && range.end <= self.bytes.len() {
-            return Ok(self.bytes.slice(range));
-        }
-        Err(format!(
-            "{range:?} is outside the {} bytes of the leaf",
-            self.bytes.len()
-        ))
-    }
-}
-
-impl DeepSizeOf for InMemory {
-    fn deep_size_of_children(&self, _: &mut Context) -> usize {
-        self.bytes.len()
-    }
-}
-
-impl Reader for InMemory {
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn block_size(&self) -> usize {
-        64 << 10
-    }
-
-    fn io_parallelism(&self) -> usize {
-        1
-    }
-
-    fn size(&self) -> BoxFuture<'_, object_store::Result<usize>> {
-        Box::pin(std::future::ready(Ok(self.bytes.len())))
-    }
-
-    fn get_range(&self, range: Range<usize>) -> BoxFuture<'static, object_store::Result<Bytes>> {
-        let result = self.slice(range).map_err(|e| object_store::Error::Generic {
-            store: "leaf",
-            source: e.into(),
-        });
-        Box::pin(std::future::ready(result))
-    }
-
-    fn get_all(&self) -> BoxFuture<'_, object_store::Result<Bytes>> {
-        Box::pin(std::future::ready(Ok(self.bytes.clone())))
-    }
-}
-
-impl EncodingsIo for InMemory {
-    fn submit_request(
-        &self,
-        ranges: Vec<Range<u64>>,
-        _priority: u64,
-    ) -> BoxFuture<'static, lance_core::Result<Vec<Bytes>>> {
-        let result = ranges
-            .into_iter()
-            .map(|range| {
-                let bound = |b: u64| usize::try_from(b).unwrap_or(usize::MAX);
-                self.slice(bound(range.start)..bound(range.end))
-                    .map_err(lance_core::Error::invalid_input)
-            })
-            .collect();
-        Box::pin(std::future::ready(result))
-    }
 }

@@ -6,8 +6,9 @@
 //! objects in an [`ObjectCache`]: they are immutable, so a cached one never goes stale.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use lance::Dataset;
@@ -15,6 +16,7 @@ use lance_io::object_store::ObjectStore;
 use lance_table::format::pb;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
+use tokio::sync::Semaphore;
 
 use super::leaf::Leaf;
 use super::node::{Node, Root};
@@ -553,9 +555,21 @@ async fn off_thread<T: Send + 'static>(
     bytes: usize,
     decode: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
+    /// As many at once as there are processors. More would not be faster, and each would keep the
+    /// memory of a decode, on a thread of its own.
+    static DECODERS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Arc::new(Semaphore::new(threads))
+    });
     if bytes <= INLINE_DECODE_BYTES {
         return decode();
     }
+    let permit = Arc::clone(&DECODERS).acquire_owned().await;
+    let decode = move || {
+        // Held to the end of the decode, also when nobody waits for it any more.
+        let _permit = permit;
+        decode()
+    };
     tokio::task::spawn_blocking(decode)
         .await
         .map_err(|e| Error::internal(format!("a decoding task ended: {e}")))?
