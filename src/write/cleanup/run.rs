@@ -509,7 +509,7 @@ impl Run<'_> {
         let judged = list(table, root, &judge);
         let outcomes = judged
             .inspect(|_| {
-                if Counters::add(&counters.listed, 1) % PROGRESS_STEP == 0 {
+                if Counters::add(&counters.listed, 1).is_multiple_of(PROGRESS_STEP) {
                     progress(counters.progress());
                 }
             })
