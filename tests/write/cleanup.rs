@@ -389,7 +389,7 @@ fn counts(uri: &str) -> BTreeMap<String, usize> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_stays_is_complete_after_every_cleanup() {
     let seeds = std::env::var("CLEANUP_SEEDS");
-    let seeds = seeds.ok().and_then(|s| s.parse().ok()).unwrap_or(3u64);
+    let seeds = seeds.ok().and_then(|s| s.parse().ok()).unwrap_or(2u64);
     for seed in 0..seeds {
         let mut twin = Twin::make(seed % 2 == 1).await;
         let uri = twin.tree_uri().to_string();

@@ -184,6 +184,19 @@ async fn flat_and_tree_branches_protect_each_other() {
         clean_branch(uri, branch).await;
         check(uri, VersionRef::branch(*branch), Some(rows), "a branch").await;
     }
+    // Even when the version they began from is lost.
+    let manifest = format!("_versions/{:020}.manifest", u64::MAX - root);
+    std::fs::remove_file(Path::new(uri).join(manifest)).expect("removes");
+    delete(&main, "id = 60001").await;
+    let unsafe_otherwise = CleanupOptions {
+        delete_unverified: true,
+        ..all()
+    };
+    clean_as_foretold(uri, unsafe_otherwise, "without their root").await;
+    check(uri, VersionRef::latest(), None, "main").await;
+    for (branch, rows) in branches.iter().zip(&rows) {
+        check(uri, VersionRef::branch(*branch), Some(rows), "a branch").await;
+    }
     let layouts = [Layout::Flat, Layout::Tree];
     for (branch, layout) in branches.iter().zip(layouts) {
         let snapshot = open(uri, VersionRef::branch(*branch)).await.expect("opens");
