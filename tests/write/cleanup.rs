@@ -419,7 +419,8 @@ async fn what_stays_is_complete_after_every_cleanup() {
                     twin.apply(&change).await;
                 }
                 5 => {
-                    let at = random.below(there.len() as u64) as usize;
+                    let at = random.below(there.len() as u64);
+                    let at = usize::try_from(at).expect("small");
                     let version = *there.iter().nth(at).expect("a version");
                     tag_both(&twin, version, random.below(2) == 0).await;
                 }
@@ -468,7 +469,7 @@ fn random_options(random: &mut Random, versions: &BTreeSet<u64>) -> CleanupOptio
     let latest = *versions.last().expect("a version");
     match random.below(5) {
         0 => all(),
-        1 | 2 => keep(1 + random.below(4) as usize),
+        1 | 2 => keep(1 + usize::try_from(random.below(4)).expect("small")),
         3 => CleanupOptions {
             before_version: Some(latest - random.below(latest)),
             ..all()
