@@ -45,7 +45,7 @@ struct Expected {
 /// Nothing where Lance cannot say the leaf schema; then files are read whole.
 static EXPECTED: LazyLock<Option<Expected>> = LazyLock::new(|| {
     let schema = LanceSchema::try_from(LEAF_SCHEMA.as_ref()).ok()?;
-    let columns = ["id", "fragment_meta", "files", "overlays.overlay_meta"];
+    let columns = ["id", "fragment_meta", "files", "overlays.item.overlay_meta"];
     let projected = schema.project(&columns).ok()?;
     let last = VALUE_COLUMNS - 1;
     Some(Expected {
