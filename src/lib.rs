@@ -26,7 +26,7 @@
 //!
 //! Writing goes the other way: [`write::TreeTable`] shows native Lance a view of the fragments that a
 //! change touches, turns what Lance commits there into mutations, and publishes them as the next
-//! version of the tree. See [`write`].
+//! version of the tree. See [`mod@write`].
 //!
 //! # From SQL
 //!
