@@ -301,14 +301,16 @@ fn fixtures() -> Option<PathBuf> {
 fn relocate(path: &Path, root: &str) {
     let file = std::fs::read(path).expect("reads");
     let (body, footer) = file.split_at(file.len() - 16);
-    let position = u64::from_le_bytes(footer[..8].try_into().expect("a number")) as usize;
+    let position = u64::from_le_bytes(footer[..8].try_into().expect("a number"));
+    let position = usize::try_from(position).expect("in the file");
     let mut manifest = pb::Manifest::decode(&body[position + 4..]).expect("a manifest");
     for base in &mut manifest.base_paths {
         base.path = base.path.replace("/FIXTURES", root);
     }
     let message = manifest.encode_to_vec();
     let mut moved = body[..position].to_vec();
-    moved.extend((message.len() as u32).to_le_bytes());
+    let length = u32::try_from(message.len()).expect("a small one");
+    moved.extend(length.to_le_bytes());
     moved.extend(message);
     moved.extend(footer);
     std::fs::write(path, moved).expect("writes");
