@@ -404,8 +404,9 @@ impl Reach {
 
     /// Names children, and leaves out those that were walked before.
     ///
-    /// A child counts as walked from here on. When its walk fails, so does that of its version: one
-    /// that stays ends the cleanup, and one that goes merely releases less.
+    /// A child counts as walked from here on. When its walk fails, so does that of its version: for one
+    /// that stays that ends the cleanup or calls for [`Self::forget_walks`]; one that goes merely
+    /// releases less.
     fn unseen(&self, tree: &TreeCatalog, reader: &Reader, work: Vec<Work>) -> Result<Vec<Work>> {
         let mut names = Vec::with_capacity(work.len());
         let mut keys = Vec::with_capacity(work.len());
@@ -426,6 +427,12 @@ impl Reach {
             .filter(|(_, key)| is_new(*key))
             .map(|(work, _)| work)
             .collect())
+    }
+
+    /// Walks everything again from here on: a walk that failed left subtrees unread that it had already
+    /// counted as walked. What was noted stays noted.
+    pub(super) fn forget_walks(&self) {
+        self.found.lock().walked = Default::default();
     }
 
     /// Whether a version that stays needs `name`.

@@ -21,6 +21,7 @@ use super::sweep::{IndexFolders, Judge, Listed, Remover, list, show};
 use crate::error::{Error, Result};
 use crate::resolve::{VersionRef, display_uri};
 use crate::snapshot::{OpenOptions, Snapshot};
+use crate::tree::object::{DEFAULT_CACHE_BYTES, ObjectCache};
 
 /// Files between two reports of progress.
 const PROGRESS_STEP: u64 = 256;
@@ -38,6 +39,8 @@ pub(super) async fn cleanup(
     let mut open = open.clone();
     open.session
         .get_or_insert_with(|| snapshot.shell().session());
+    open.cache
+        .get_or_insert_with(|| ObjectCache::new(DEFAULT_CACHE_BYTES));
     let table = Lineage::of(snapshot, &open).await?;
     let uri = display_uri(snapshot.uri());
     let concurrency = options
@@ -241,8 +244,8 @@ impl Run<'_> {
             while let Some(read) = all.next().await {
                 // One that went away since it was listed needs nothing any more.
                 if let Some(version) = read.version.map_err(|e| needed(e, read.location.version))? {
-                    let entered = reach.enter(&branch, &version, Fate::Elsewhere).await;
-                    named |= entered.map_err(|e| needed(e, version.number()))?;
+                    let entered = enter(reach, &branch, &version, Fate::Elsewhere).await?;
+                    named |= entered.unwrap_or_default();
                 }
                 self.done(reach);
             }
@@ -301,9 +304,11 @@ impl Run<'_> {
                 if wanted {
                     doom.tagged.insert(number);
                 }
-                let entered = reach.enter(table, &version, Fate::Stays).await;
-                entered.map_err(|e| needed(e, number))?;
-                self.ledger.report.kept_versions += 1;
+                let entered = enter(reach, table, &version, Fate::Stays).await?;
+                if entered.is_none() && is_latest {
+                    return Err(vanished(table, number));
+                }
+                self.ledger.report.kept_versions += u64::from(entered.is_some());
             }
             self.done(reach);
         }
@@ -399,10 +404,9 @@ impl Run<'_> {
         let Some(version) = version.map_err(|e| needed(e, location.version))? else {
             return Ok(false);
         };
-        let entered = reach.enter(table, &version, Fate::Stays).await;
-        entered.map_err(|e| needed(e, location.version))?;
-        self.ledger.report.kept_versions += 1;
-        Ok(true)
+        let entered = enter(reach, table, &version, Fate::Stays).await?;
+        self.ledger.report.kept_versions += u64::from(entered.is_some());
+        Ok(entered.is_some())
     }
 
     fn pretend_manifests(&mut self, doomed: Vec<Doomed>) {
@@ -568,6 +572,26 @@ struct Doom {
     versions: Vec<Doomed>,
     /// Versions it would remove and that stay for a tag or a branch.
     tagged: BTreeSet<u64>,
+}
+
+/// Enters a version that stays. Nothing when another cleanup removed it meanwhile, and with it files
+/// that were still to be read.
+async fn enter(
+    reach: &Arc<Reach>,
+    table: &Lineage,
+    version: &Version,
+    fate: Fate,
+) -> Result<Option<bool>> {
+    let error = match reach.enter(table, version, fate).await {
+        Ok(named) => return Ok(Some(named)),
+        Err(error) => needed(error, version.number()),
+    };
+    if error.corrupt_rule().is_some() && table.read(&version.location).await?.is_none() {
+        // The walk ended half-way through subtrees that other versions may share.
+        reach.forget_walks();
+        return Ok(None);
+    }
+    Err(error)
 }
 
 /// The error that ends a cleanup: a version that stays cannot be walked to its end.

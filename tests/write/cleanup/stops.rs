@@ -339,6 +339,37 @@ async fn tags_and_branches_made_meanwhile_are_respected() {
     .await;
 }
 
+/// Another cleanup takes away what this one is reading.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stricter_cleanup_in_between_does_no_harm() {
+    let twin = with_history(false).await;
+    let uri = twin.tree_uri().to_string();
+    let latest = twin.table().latest().await.expect("opens").version();
+    for kind in ["_bt/leaf", "_bt/root", "_versions"] {
+        let copy = format!("{uri}-{}", kind.len());
+        copy_with_times(Path::new(&uri), Path::new(&copy));
+        let once = AtomicUsize::new(0);
+        let other = copy.clone();
+        let probe = Probe::hooked(move |verb, location| {
+            let now = verb == "get"
+                && location.contains(kind)
+                && once.fetch_add(1, Ordering::SeqCst) == 2;
+            let other = other.clone();
+            async move {
+                if now {
+                    assert_eq!(clean(&other, all()).await.failures, 0);
+                }
+                Act::Pass
+            }
+            .boxed()
+        });
+        let report = cleanup(&probed(&copy), keep(12), with(&probe), |_| {}).await;
+        let report = report.expect("nothing is missing that is needed");
+        assert_eq!(report.failures, 0, "{kind}: {report:?}");
+        assert_eq!(check_all(&copy, kind).await, BTreeSet::from([latest]));
+    }
+}
+
 /// Writers, readers and cleanups at once, again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_and_cleanups_go_on_beside_each_other() {
