@@ -11,6 +11,8 @@ struct Cost {
     leaf_bytes: u64,
     nodes: u64,
     node_bytes: u64,
+    roots: u64,
+    root_bytes: u64,
     manifest_bytes: u64,
     request_bytes: u64,
 }
@@ -23,13 +25,15 @@ impl Cost {
         self.leaf_bytes += report.leaf_bytes;
         self.nodes += report.nodes;
         self.node_bytes += report.node_bytes;
+        self.roots += report.roots;
+        self.root_bytes += report.roots * report.root_bytes;
         self.manifest_bytes += report.manifest_bytes;
         self.request_bytes += report.request_bytes;
     }
 
     /// Bytes written for each byte of change: of objects, and with the tree in the manifests.
     fn amplification(&self) -> (f64, f64) {
-        let objects = (self.leaf_bytes + self.node_bytes) as f64;
+        let objects = (self.leaf_bytes + self.node_bytes + self.root_bytes) as f64;
         let changes = self.mutation_bytes.max(1) as f64;
         (
             objects / changes,
