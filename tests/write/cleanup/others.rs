@@ -302,22 +302,14 @@ fn relocate(path: &Path, root: &str) {
     let file = std::fs::read(path).expect("reads");
     let (body, footer) = file.split_at(file.len() - 16);
     let position = u64::from_le_bytes(footer[..8].try_into().expect("a number"));
-<<<<<<< HEAD
-    let position = usize::try_from(position).expect("small");
-=======
     let position = usize::try_from(position).expect("in the file");
->>>>>>> clean
     let mut manifest = pb::Manifest::decode(&body[position + 4..]).expect("a manifest");
     for base in &mut manifest.base_paths {
         base.path = base.path.replace("/FIXTURES", root);
     }
     let message = manifest.encode_to_vec();
     let mut moved = body[..position].to_vec();
-<<<<<<< HEAD
-    let length = u32::try_from(message.len()).expect("small");
-=======
     let length = u32::try_from(message.len()).expect("a small one");
->>>>>>> clean
     moved.extend(length.to_le_bytes());
     moved.extend(message);
     moved.extend(footer);
