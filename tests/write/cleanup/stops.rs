@@ -345,7 +345,7 @@ async fn a_stricter_cleanup_in_between_does_no_harm() {
     let twin = with_history(false).await;
     let uri = twin.tree_uri().to_string();
     let latest = twin.table().latest().await.expect("opens").version();
-    for kind in ["_bt/leaf", "_bt/root", "_versions"] {
+    for kind in ["_bt/leaf", "_bt/node", "_versions"] {
         let copy = format!("{uri}-{}", kind.len());
         copy_with_times(Path::new(&uri), Path::new(&copy));
         let once = AtomicUsize::new(0);
