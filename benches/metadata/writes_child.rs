@@ -255,17 +255,17 @@ impl<'a> Run<'a> {
         let mut changes = Changes::new(self.task)?;
         let mut steps = Steps::start(self);
         let table = TreeTable::open(&self.uri, options.clone(), write).await?;
+        let mut version = table.last_seen().ok_or("a table without a version")?;
         steps.opened();
         for number in 0..self.task.commits {
             let change = changes.change(number)?;
             steps.begin();
             let report = match change {
                 Change::Append(fragment) => {
-                    let work = |dataset| {
-                        let fragments = vec![fragment];
-                        commit(dataset, Operation::Append { fragments })
-                    };
-                    table.with_dataset(FragmentRanges::empty(), work).await?.1
+                    let fragments = vec![fragment];
+                    let operation = Operation::Append { fragments };
+                    let transaction = Transaction::new(version, operation, None);
+                    table.commit(transaction, None).await?
                 }
                 Change::Delete(ids) => {
                     let scope = FragmentRanges::from_ids(ids.iter().copied());
@@ -277,6 +277,7 @@ impl<'a> Run<'a> {
                 }
                 Change::Fill(files) => table.backfill(files).await?,
             };
+            version = report.version;
             steps.end(Some(report));
         }
         let mut sample = steps.finish(String::new())?;

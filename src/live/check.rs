@@ -204,7 +204,7 @@ mod tests {
                 assert_eq!(is_latest, Some(snapshot.version()) == version, "{uri}");
                 assert!(table.gone(snapshot.location()).await.is_none(), "{uri}");
                 let again = snapshot
-                    .latest(&OpenOptions::default())
+                    .latest(&OpenOptions::default(), None)
                     .await
                     .expect("opens");
                 assert_eq!(Arc::ptr_eq(&again, snapshot), is_latest, "{uri}");

@@ -227,7 +227,7 @@ impl LiveTable {
                 });
             }
         }
-        let latest = snapshot.latest(&self.shared.open).await?;
+        let latest = snapshot.latest(&self.shared.open, None).await?;
         let provider = if Arc::ptr_eq(&latest, snapshot) {
             known.provider
         } else {

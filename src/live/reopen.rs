@@ -12,24 +12,57 @@ use crate::manifest::{read_manifest, split_manifest};
 use crate::resolve::{Located, Table, VersionAt, VersionRef};
 use crate::snapshot::{OpenOptions, Snapshot};
 use crate::tree::object::Limits;
+use crate::write::Written;
 
 /// How often the latest version is looked up when a cleanup takes it before it is read.
 const OPEN_ATTEMPTS: u32 = 3;
 
 impl Snapshot {
-    /// The latest version on this one's branch: this very snapshot while there is no other.
+    /// The latest version on this one's branch: this very snapshot while there is no other. If it is
+    /// the version that was `written`, its manifest is not read.
     ///
     /// # Errors
     /// Those of [`Snapshot::open`].
-    pub(crate) async fn latest(self: &Arc<Self>, options: &OpenOptions) -> Result<Arc<Self>> {
+    pub(crate) async fn latest(
+        self: &Arc<Self>,
+        options: &OpenOptions,
+        written: Option<&Written>,
+    ) -> Result<Arc<Self>> {
         let options = options.clone().with_reference(VersionRef::latest());
         let table = self.table(options.limits).await?;
-        let located = table.clone().locate(&options.reference).await?;
+        let mut located = table.clone().locate(&options.reference).await?;
         if same_manifest(&located.location, self.location()) {
             return Ok(Arc::clone(self));
         }
+        if let Some(written) = written
+            && same_manifest(&located.location, &written.location)
+        {
+            located.location.size = written.location.size;
+            located.tail = Some(written.file.clone());
+        }
         let session = self.shell().session();
         Self::open_located(table, located, self.params().clone(), session, &options).await
+    }
+
+    /// The version that was committed on this one, without a request unless its root lies apart.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::open`].
+    pub(crate) async fn after(
+        &self,
+        written: &Written,
+        options: &OpenOptions,
+    ) -> Result<Arc<Self>> {
+        let table = self.table(options.limits).await?;
+        let located = Located {
+            uri: table.uri.clone(),
+            base: table.base.clone(),
+            store: Arc::clone(&table.store),
+            location: written.location.clone(),
+            tail: Some(written.file.clone()),
+        };
+        let session = self.shell().session();
+        Self::open_located(table, located, self.params().clone(), session, options).await
     }
 
     /// Opens the version that `options.reference` was found to name. If it was removed meanwhile, the

@@ -13,6 +13,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
@@ -31,6 +32,7 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use parking_lot::Mutex;
 use prost::Message;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
 use roaring::RoaringBitmap;
 
 use super::build::TreeBuilder;
@@ -79,6 +81,61 @@ pub struct CommitReport {
     pub lost_races: u64,
 }
 
+/// What a commit does, as far as the next version of a tree depends on it.
+#[derive(Debug)]
+enum Kind {
+    Overwrite,
+    /// To this version.
+    Restore(u64),
+    CreateIndex,
+    Rewrite {
+        /// Index segments that others take the place of.
+        replaced: HashSet<uuid::Uuid>,
+    },
+    UpdateConfig,
+    Other,
+}
+
+/// How much of a transaction file holds what comes before its operation: a version and an id.
+const TRANSACTION_HEAD: u64 = 1 << 10;
+
+impl Kind {
+    /// Field numbers of the operations, in a `Transaction`, that are no [`Kind::Other`].
+    const NOT_OTHER: [u32; 5] = [102, 103, 104, 106, 110];
+
+    fn of(operation: &pb::transaction::Operation) -> Self {
+        use pb::transaction::Operation as Op;
+        match operation {
+            Op::Overwrite(_) => Self::Overwrite,
+            Op::Restore(restore) => Self::Restore(restore.version),
+            Op::CreateIndex(_) => Self::CreateIndex,
+            Op::Rewrite(rewrite) => Self::Rewrite {
+                replaced: rewrite
+                    .rewritten_indices
+                    .iter()
+                    .filter_map(|r| r.old_id.as_ref())
+                    .filter_map(|id| uuid::Uuid::from_slice(&id.uuid).ok())
+                    .collect(),
+            },
+            Op::UpdateConfig(_) => Self::UpdateConfig,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The field number of the operation in the first bytes of a `Transaction`, whose fields are in the
+/// order of their numbers. Nothing when it does not begin in them.
+fn operation_tag(head: &[u8]) -> Option<u32> {
+    let mut rest = head;
+    loop {
+        let (tag, wire_type) = decode_key(&mut rest).ok()?;
+        if (100..200).contains(&tag) {
+            return Some(tag);
+        }
+        skip_field(wire_type, tag, &mut rest, DecodeContext::default()).ok()?;
+    }
+}
+
 /// Publishes what native Lance commits on a view as a version of the tree.
 #[derive(Debug)]
 pub(crate) struct TreeCommitHandler {
@@ -92,12 +149,28 @@ pub(crate) struct TreeCommitHandler {
     base: Path,
     sink: ObjectSink,
     store: Arc<ObjectStore>,
+    /// Until when the version that the write began with may be taken for the latest unseen. Lance
+    /// looks for later ones before each attempt; the first does without, for the store has the last
+    /// word anyhow.
+    fresh_until: Mutex<Option<Instant>>,
     outcome: Mutex<Outcome>,
+}
+
+/// A version as it was committed.
+#[derive(Debug, Clone)]
+pub(crate) struct Written {
+    pub location: ManifestLocation,
+    /// The manifest file.
+    pub file: Bytes,
+    /// A moment at which it was not committed yet.
+    pub at: Instant,
 }
 
 #[derive(Debug, Default)]
 struct Outcome {
     report: CommitReport,
+    /// The last version that was published.
+    written: Option<Written>,
     /// Our own error behind the one Lance passes on.
     failure: Option<Error>,
     /// The settings of cleanup in the version being committed.
@@ -113,6 +186,7 @@ impl TreeCommitHandler {
         policy: Option<TreePolicy>,
         target: Option<Arc<dyn CommitHandler>>,
         optimize: bool,
+        fresh_until: Option<Instant>,
     ) -> Result<Self> {
         let store = snapshot
             .shell()
@@ -129,6 +203,7 @@ impl TreeCommitHandler {
             sink: ObjectSink::new(Arc::clone(&store), base.clone(), false),
             base,
             store,
+            fresh_until: Mutex::new(fresh_until),
             outcome: Mutex::default(),
         })
     }
@@ -136,6 +211,11 @@ impl TreeCommitHandler {
     /// What the write has published so far.
     pub(crate) fn report(&self) -> CommitReport {
         self.outcome.lock().report
+    }
+
+    /// The version that the write published last.
+    pub(crate) fn take_written(&self) -> Option<Written> {
+        self.outcome.lock().written.take()
     }
 
     /// The reason behind an error that Lance passed on.
@@ -174,12 +254,12 @@ impl TreeCommitHandler {
                 retryable: true,
             });
         };
-        let operation = self.operation(manifest, transaction.as_ref()).await?;
-        let growth = Box::pin(self.grow_tree(&base, tree, manifest, &operation)).await?;
-        let indices = indices.map(|new| keep_unseen(&base, new, manifest, &operation));
+        let kind = self.kind(manifest, transaction.as_ref()).await?;
+        let growth = Box::pin(self.grow_tree(&base, tree, manifest, &kind)).await?;
+        let indices = indices.map(|new| keep_unseen(&base, new, manifest, &kind));
         let indices = indices.transpose()?.filter(|list| !list.is_empty());
         let head = base.snapshot.head();
-        if !matches!(operation, pb::transaction::Operation::UpdateConfig(_)) {
+        if !matches!(kind, Kind::UpdateConfig) {
             let hidden = head
                 .config
                 .iter()
@@ -191,9 +271,9 @@ impl TreeCommitHandler {
                     .or_insert_with(|| value.clone());
             }
         }
-        let flags = match &operation {
-            pb::transaction::Operation::Overwrite(_) => 0,
-            pb::transaction::Operation::Restore(_) => growth.flags,
+        let flags = match kind {
+            Kind::Overwrite => 0,
+            Kind::Restore(_) => growth.flags,
             _ => head.reader_feature_flags,
         };
         manifest.max_fragment_id = growth.max_fragment_id;
@@ -221,35 +301,32 @@ impl TreeCommitHandler {
         Ok(file)
     }
 
-    /// The operation being committed. It is beside the manifest when it is too large to be in it.
-    async fn operation(
-        &self,
-        manifest: &Manifest,
-        transaction: Option<&Transaction>,
-    ) -> Result<pb::transaction::Operation> {
-        let inline = transaction.and_then(|t| t.as_pb().operation.clone());
-        if let Some(operation) = inline {
-            return Ok(operation);
+    /// What is being committed. It is beside the manifest when it is too large to be in it, and then
+    /// read back no further than need be.
+    async fn kind(&self, manifest: &Manifest, transaction: Option<&Transaction>) -> Result<Kind> {
+        if let Some(operation) = transaction.and_then(|t| t.as_pb().operation.as_ref()) {
+            return Ok(Kind::of(operation));
         }
         let name = manifest.transaction_file.as_deref().unwrap_or_default();
         let path = self.base.clone().join("_transactions").join(name);
-        let stored = self.store.inner.get(&path).await;
-        let bytes = match stored {
-            Ok(found) => found.bytes().await,
-            Err(error) => Err(error),
+        let unreadable = |e| Error::store(path.to_string(), e);
+        let head = self.store.inner.get_range(&path, 0..TRANSACTION_HEAD).await;
+        let tag = operation_tag(&head.map_err(unreadable)?);
+        if tag.is_some_and(|tag| !Kind::NOT_OTHER.contains(&tag)) {
+            return Ok(Kind::Other);
         }
-        .map_err(|e| Error::store(path.to_string(), e))?;
-        pb::Transaction::decode(bytes)
-            .ok()
-            .and_then(|t| t.operation)
-            .ok_or_else(|| {
-                Error::corrupt(
-                    path.to_string(),
-                    "transaction_undecodable",
-                    "a Transaction with an operation",
-                    "none",
-                )
-            })
+        let file = self.store.inner.get(&path).await.map_err(unreadable)?;
+        let file = file.bytes().await.map_err(unreadable)?;
+        let transaction = pb::Transaction::decode(file).ok();
+        let operation = transaction.and_then(|t| t.operation).ok_or_else(|| {
+            Error::corrupt(
+                path.to_string(),
+                "transaction_undecodable",
+                "a Transaction with an operation",
+                "none",
+            )
+        })?;
+        Ok(Kind::of(&operation))
     }
 
     async fn grow_tree(
@@ -257,7 +334,7 @@ impl TreeCommitHandler {
         base: &View,
         tree: &TreeCatalog,
         manifest: &Manifest,
-        operation: &pb::transaction::Operation,
+        kind: &Kind,
     ) -> Result<NewTree> {
         let policy = self.policy_of(base)?;
         let greatest = manifest.fragments.iter().map(|f| f.id).max();
@@ -271,8 +348,8 @@ impl TreeCommitHandler {
         let max_fragment_id = greatest
             .max(manifest.max_fragment_id)
             .max(tree.max_fragment_id);
-        match operation {
-            pb::transaction::Operation::Overwrite(_) => {
+        match kind {
+            Kind::Overwrite => {
                 let mut builder = TreeBuilder::new(self.sink.clone(), policy);
                 for fragment in manifest.fragments.iter() {
                     let record = pb::DataFragment::from(fragment);
@@ -281,10 +358,7 @@ impl TreeCommitHandler {
                 }
                 NewTree::built(builder.finish().await?, max_fragment_id, 0)
             }
-            pb::transaction::Operation::Restore(restore) => {
-                self.restore(restore.version, tree, policy, max_fragment_id)
-                    .await
-            }
+            Kind::Restore(version) => self.restore(*version, tree, policy, max_fragment_id).await,
             _ => {
                 let growth = if self.optimize {
                     optimize(tree, &self.sink, &policy, self.views.stats())
@@ -551,18 +625,13 @@ fn keep_unseen(
     base: &View,
     mut new: Vec<IndexMetadata>,
     manifest: &Manifest,
-    operation: &pb::transaction::Operation,
+    kind: &Kind,
 ) -> Result<Vec<IndexMetadata>> {
-    use pb::transaction::Operation as Op;
-    let replaced: HashSet<_> = match operation {
-        Op::Overwrite(_) | Op::Restore(_) | Op::CreateIndex(_) => return Ok(new),
-        Op::Rewrite(rewrite) => rewrite
-            .rewritten_indices
-            .iter()
-            .filter_map(|r| r.old_id.as_ref())
-            .filter_map(|id| uuid::Uuid::from_slice(&id.uuid).ok())
-            .collect(),
-        _ => HashSet::new(),
+    let none = HashSet::new();
+    let replaced = match kind {
+        Kind::Overwrite | Kind::Restore(_) | Kind::CreateIndex => return Ok(new),
+        Kind::Rewrite { replaced } => replaced,
+        Kind::UpdateConfig | Kind::Other => &none,
     };
     let old = base.indices()?;
     let kept: HashSet<_> = new.iter().map(|i| i.uuid).collect();
@@ -678,6 +747,10 @@ impl CommitHandler for TreeCommitHandler {
         object_store: &'a ObjectStore,
         since_version: u64,
     ) -> BoxStream<'a, lance::Result<ManifestLocation>> {
+        let fresh_until = self.fresh_until.lock().take();
+        if fresh_until.is_some_and(|until| Instant::now() < until) {
+            return stream::empty().boxed();
+        }
         let list = self
             .inner
             .list_manifest_locations_since(base_path, object_store, since_version);
@@ -721,17 +794,28 @@ impl CommitHandler for TreeCommitHandler {
                 .await;
         }
         let new_ids: Vec<u64> = manifest.fragments.iter().map(|f| f.id).collect();
+        let name = manifest.transaction_file.clone().unwrap_or_default();
+        let recorded = self.views.transaction_file(&name);
+        let inline = transaction.is_some();
         let next = self.next_version(manifest, indices, manifest_writer, transaction);
         let file = Box::pin(next).await.map_err(|e| self.failed(e))?;
-        let published = publish_bytes(
+        if !inline {
+            recorded.clone().await.map_err(|e| self.failed(e))?;
+        }
+        let at = Instant::now();
+        let publishing = publish_bytes(
             &self.inner,
             &self.store,
             base_path,
             naming_scheme,
             manifest,
-            file,
-        )
-        .await;
+            file.clone(),
+        );
+        let (published, recorded) = futures::join!(publishing, recorded);
+        if let Err(error) = recorded {
+            // The manifest has the transaction too, and that is the one that is read.
+            tracing::warn!(%name, %error, "a transaction file could not be written");
+        }
         let mut outcome = self.outcome.lock();
         match published {
             Ok(location) => {
@@ -739,6 +823,14 @@ impl CommitHandler for TreeCommitHandler {
                 outcome.report.version = location.version;
                 outcome.report.objects_read = stats.requests;
                 outcome.report.object_bytes_read = stats.bytes;
+                outcome.written = Some(Written {
+                    location: ManifestLocation {
+                        size: Some(file.len() as u64),
+                        ..location.clone()
+                    },
+                    file,
+                    at,
+                });
                 let settings = std::mem::take(&mut outcome.settings);
                 if !settings.is_empty() {
                     outcome.with_settings.push((location.version, settings));
@@ -770,4 +862,41 @@ fn as_views<'a>(
         async move { views.locate(location).await.map_err(external) }
     })
     .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_stored_transaction_is_known_from_its_first_bytes() {
+        use pb::transaction::Operation as Op;
+        let operations = [
+            Op::Append(Default::default()),
+            Op::Delete(Default::default()),
+            Op::Overwrite(Default::default()),
+            Op::CreateIndex(Default::default()),
+            Op::Rewrite(Default::default()),
+            Op::Merge(Default::default()),
+            Op::Restore(Default::default()),
+            Op::ReserveFragments(Default::default()),
+            Op::Update(Default::default()),
+            Op::Project(Default::default()),
+            Op::UpdateConfig(Default::default()),
+            Op::DataReplacement(Default::default()),
+        ];
+        for operation in operations {
+            let other = matches!(Kind::of(&operation), Kind::Other);
+            let transaction = pb::Transaction {
+                read_version: u64::MAX,
+                uuid: uuid::Uuid::new_v4().to_string(),
+                operation: Some(operation),
+                ..Default::default()
+            };
+            let file = transaction.encode_to_vec();
+            let tag = operation_tag(&file).expect("an operation");
+            assert_eq!(other, !Kind::NOT_OTHER.contains(&tag), "{tag}");
+            assert_eq!(operation_tag(file.get(..20).expect("long")), None);
+        }
+    }
 }

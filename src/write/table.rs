@@ -13,15 +13,16 @@ use lance_io::object_store::{ChainedWrappingObjectStore, ObjectStoreParams, Wrap
 use lance_select::RowAddrTreeMap;
 use lance_table::io::commit::CommitHandler;
 use lance_table::transaction::{Transaction, TransactionBuilder};
+use parking_lot::Mutex;
 use url::Url;
 
 use super::cleanup::after_commit;
-use super::commit::{CommitReport, TreeCommitHandler};
+use super::commit::{CommitReport, TreeCommitHandler, Written};
 use super::grow::optimize;
 use super::policy::TreePolicy;
 use super::publish::{DONE, unchanging_operation};
 use super::sink::ObjectSink;
-use super::view::ViewStores;
+use super::view::{ViewStores, Views};
 use crate::error::{Error, Result};
 use crate::manifest::check_writable;
 use crate::ranges::FragmentRanges;
@@ -83,7 +84,24 @@ pub struct TreeTable {
     options: OpenOptions,
     write: WriteOptions,
     stores: ViewStores,
+    seen: Arc<Mutex<Option<Seen>>>,
 }
+
+/// The last version that a table was known to be at.
+#[derive(Debug, Clone)]
+struct Seen {
+    snapshot: Arc<Snapshot>,
+    /// A moment at which it was the latest.
+    at: Instant,
+    /// The version after it, which this handle wrote itself.
+    written: Option<Written>,
+}
+
+/// How old the knowledge may be that a version is the latest for a commit to count on it. The store
+/// decides in the end: the next version can be written only once. But when that one is cleaned up
+/// already, because others committed two, nobody would notice; so the gap is kept as short as the one
+/// Lance leaves between its own look and its commit.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// What a change of rows did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -109,8 +127,11 @@ impl TreeTable {
         if let Some(policy) = &write.policy {
             policy.validate()?;
         }
+        let at = Instant::now();
         let snapshot = Snapshot::open(uri, options.clone()).await?;
-        Ok(Self::of(&snapshot, options, write))
+        let table = Self::of(&snapshot, options, write);
+        table.saw(&snapshot, at);
+        Ok(table)
     }
 
     /// The table that `snapshot` is a version of.
@@ -125,7 +146,16 @@ impl TreeTable {
             options: options.with_reference(VersionRef::latest()),
             write,
             stores: ViewStores::default(),
+            seen: Arc::default(),
         }
+    }
+
+    fn saw(&self, snapshot: &Arc<Snapshot>, at: Instant) {
+        *self.seen.lock() = Some(Seen {
+            snapshot: Arc::clone(snapshot),
+            at,
+            written: None,
+        });
     }
 
     /// Where the table lies.
@@ -141,12 +171,47 @@ impl TreeTable {
         &self.write
     }
 
+    /// The last version that this handle, or a clone of it, has read or written. Nothing is looked up:
+    /// it is what a transaction made by hand builds on, which [`Self::commit`] then brings up to date.
+    pub fn last_seen(&self) -> Option<u64> {
+        let seen = self.seen.lock();
+        let seen = seen.as_ref()?;
+        let written = seen.written.as_ref().map(|w| w.location.version);
+        Some(written.unwrap_or_else(|| seen.snapshot.version()))
+    }
+
+    /// Version `version` if it is the last one seen.
+    async fn seen_at(&self, version: u64) -> Result<Option<Arc<Snapshot>>> {
+        let Some(seen) = self.seen.lock().clone() else {
+            return Ok(None);
+        };
+        if seen.snapshot.version() == version {
+            return Ok(Some(seen.snapshot));
+        }
+        let Some(written) = seen.written.filter(|w| w.location.version == version) else {
+            return Ok(None);
+        };
+        let snapshot = Box::pin(seen.snapshot.after(&written, &self.options)).await?;
+        self.saw(&snapshot, written.at);
+        Ok(Some(snapshot))
+    }
+
     /// The latest version.
     ///
     /// # Errors
     /// Those of [`Snapshot::open`].
     pub async fn latest(&self) -> Result<Arc<Snapshot>> {
-        Box::pin(Snapshot::open(&self.uri, self.options.clone())).await
+        let at = Instant::now();
+        let seen = self.seen.lock().clone();
+        let snapshot = match seen {
+            None => Box::pin(Snapshot::open(&self.uri, self.options.clone())).await?,
+            Some(seen) => {
+                let latest = seen.snapshot.latest(&self.options, seen.written.as_ref());
+                Box::pin(latest).await?
+            }
+        };
+        self.saw(&snapshot, at);
+        Ok(snapshot)
     }
 
     /// Does any native write: `work` gets a Lance dataset of the latest version that holds the
@@ -166,8 +231,25 @@ impl TreeTable {
     where
         F: Future<Output = lance::Result<T>> + Send,
     {
-        let snapshot = self.latest().await?;
-        self.on(&snapshot, scope, work).await
+        // Most often the version last seen is the latest still, and its records can be read meanwhile.
+        let seen = match self.last_seen() {
+            Some(version) => self.seen_at(version).await.ok().flatten(),
+            None => None,
+        };
+        let seen = seen.filter(|s| s.layout() == Layout::Tree && !scope.is_empty());
+        let ahead = async {
+            let begun = self
+                .stores
+                .begin(seen?, scope.clone(), self.options.clone());
+            begun.await.ok()
+        };
+        let (snapshot, ahead) = futures::join!(self.latest(), Box::pin(ahead));
+        let snapshot = snapshot?;
+        let views = match ahead {
+            Some(views) if views.begin_with(&snapshot).await => Some(views),
+            _ => None,
+        };
+        Box::pin(self.run(&snapshot, scope, views, None, false, work)).await
     }
 
     /// [`Self::with_dataset`] on a version at hand, the latest when it was opened.
@@ -180,7 +262,7 @@ impl TreeTable {
     where
         F: Future<Output = lance::Result<T>> + Send,
     {
-        Box::pin(self.run(snapshot, scope, None, false, work)).await
+        Box::pin(self.run(snapshot, scope, None, None, false, work)).await
     }
 
     /// [`Self::on`] for work that makes another table through `target`.
@@ -194,7 +276,7 @@ impl TreeTable {
     where
         F: Future<Output = lance::Result<T>> + Send,
     {
-        Box::pin(self.run(snapshot, scope, target, false, work)).await
+        Box::pin(self.run(snapshot, scope, None, target, false, work)).await
     }
 
     /// Reorganizes the tree: drains buffers, merges small objects, splits large ones. Fragments stay as
@@ -234,7 +316,7 @@ impl TreeTable {
             committer.execute(transaction).await.map(|_| ())
         };
         let ((), report) = self
-            .run(&snapshot, FragmentRanges::empty(), None, true, work)
+            .run(&snapshot, FragmentRanges::empty(), None, None, true, work)
             .await?;
         Ok(Some(report))
     }
@@ -243,6 +325,7 @@ impl TreeTable {
         &self,
         snapshot: &Arc<Snapshot>,
         scope: FragmentRanges,
+        views: Option<Arc<Views>>,
         target: Option<Arc<dyn CommitHandler>>,
         optimize: bool,
         work: impl FnOnce(Dataset) -> F + Send,
@@ -271,16 +354,26 @@ impl TreeTable {
             }
             return Err(failed);
         }
-        let begun = self
-            .stores
-            .begin(Arc::clone(snapshot), scope, self.options.clone());
-        let views = Box::pin(begun).await?;
+        let views = match views {
+            Some(views) => views,
+            None => {
+                let begun = self
+                    .stores
+                    .begin(Arc::clone(snapshot), scope, self.options.clone());
+                Box::pin(begun).await?
+            }
+        };
+        let fresh_until = match &*self.seen.lock() {
+            Some(seen) if Arc::ptr_eq(&seen.snapshot, snapshot) => Some(seen.at + FRESH),
+            _ => None,
+        };
         let handler = TreeCommitHandler::new(
             snapshot,
             Arc::clone(&views),
             self.write.policy,
             target,
             optimize,
+            fresh_until,
         )
         .await?;
         let handler = Arc::new(handler);
@@ -297,6 +390,9 @@ impl TreeTable {
         // Boxed, as are the other long futures of a write: together they would fill a thread's stack.
         match Box::pin(work(dataset)).await {
             Ok(done) => {
+                if let Some(written) = handler.take_written() {
+                    self.wrote(snapshot, written);
+                }
                 let commits = handler.take_settings();
                 if !self.write.skip_auto_cleanup && !commits.is_empty() {
                     Box::pin(after_commit(self, commits)).await;
@@ -306,6 +402,15 @@ impl TreeTable {
             Err(error) => Err(handler
                 .take_failure()
                 .unwrap_or_else(|| lance_error(context(), error))),
+        }
+    }
+
+    /// Remembers what was committed on `snapshot`, to read the next version from.
+    fn wrote(&self, snapshot: &Arc<Snapshot>, written: Written) {
+        if let Some(seen) = &mut *self.seen.lock()
+            && Arc::ptr_eq(&seen.snapshot, snapshot)
+        {
+            seen.written = Some(written);
         }
     }
 
@@ -431,16 +536,22 @@ impl TreeTable {
         transaction: Transaction,
         affected_rows: Option<RowAddrTreeMap>,
     ) -> Result<CommitReport> {
-        let snapshot = self.latest().await?;
         let scope = super::scope::of_operation(&transaction.operation)?;
-        let read =
-            if transaction.read_version == 0 || transaction.read_version == snapshot.version() {
-                snapshot
-            } else {
-                // From the version it read, so that Lance checks all that came since.
-                let reference = VersionRef::version(transaction.read_version);
-                Snapshot::open(&self.uri, self.options.clone().with_reference(reference)).await?
-            };
+        // The version it read, so that Lance checks all that came since.
+        let version = transaction.read_version;
+        let read = match self.seen_at(version).await? {
+            Some(seen) => seen,
+            None => {
+                let latest = self.latest().await?;
+                if version == 0 || version == latest.version() {
+                    latest
+                } else {
+                    let reference = VersionRef::version(version);
+                    let options = self.options.clone().with_reference(reference);
+                    Box::pin(Snapshot::open(&self.uri, options)).await?
+                }
+            }
+        };
         let commit = move |dataset: Dataset| async move {
             let mut builder = self.committer(Arc::new(dataset));
             if let Some(rows) = affected_rows {

@@ -12,16 +12,20 @@
 //! Lance opens, reads newer versions and resolves conflicts by itself, on any version, and never
 //! meets a tree. A view lies at a path that only this process knows, so no real manifest is ever
 //! masked; and through this store nothing can be deleted that it did not write.
+//!
+//! The store also lets Lance go on while a transaction file is on its way: the manifest, which holds
+//! the transaction as well, goes out beside it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::future::{BoxFuture, Shared as SharedFuture};
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use lance_io::object_store::WrappingObjectStore;
 use lance_table::format::{IndexMetadata, pb};
 use lance_table::io::commit::ManifestLocation;
@@ -29,7 +33,8 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
     Attributes, CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, RenameOptions,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -41,6 +46,10 @@ use crate::resolve::VersionRef;
 use crate::snapshot::{OpenOptions, Snapshot};
 use crate::tree::object::ReadStats;
 use crate::tree_scan::{WalkOptions, WalkState};
+
+/// Tree objects read at a time. More than a scan's: nothing is handed on before all are there, so on a
+/// store that answers slowly each round counts.
+const WINDOW: usize = 32;
 
 /// One version as Lance sees it.
 #[derive(Debug)]
@@ -64,7 +73,8 @@ impl View {
         let mut records = BTreeMap::new();
         if !scope.is_empty() {
             let state = WalkState::with_stats(Arc::clone(stats));
-            let mut fragments = snapshot.fragments(scope, &WalkOptions::default(), &state);
+            let options = WalkOptions { window: WINDOW };
+            let mut fragments = snapshot.fragments(scope, &options, &state);
             while let Some(batch) = fragments.try_next().await? {
                 for fragment in batch {
                     let record = fragment.record()?;
@@ -135,6 +145,7 @@ pub(crate) struct Views {
     scope: Mutex<FragmentRanges>,
     /// What the write has read of the tree.
     stats: Arc<ReadStats>,
+    shared: Arc<Shared>,
     views: tokio::sync::Mutex<BTreeMap<Key, Arc<View>>>,
 }
 
@@ -187,6 +198,12 @@ impl Views {
         &self.stats
     }
 
+    /// Waits for the transaction file `name`, if it is still on its way, and says what became of it.
+    pub(crate) fn transaction_file(&self, name: &str) -> Pending {
+        let pending = self.shared.pending.lock().remove(name);
+        pending.unwrap_or_else(|| futures::future::ready(Ok(())).boxed().shared())
+    }
+
     /// Makes later versions show `fragments` too: those this write created.
     pub(crate) fn widen(&self, fragments: impl IntoIterator<Item = u64>) {
         let ranges = fragments.into_iter().map(|id| id..id + 1);
@@ -235,6 +252,13 @@ impl Views {
         }
     }
 
+    /// Whether the view Lance starts from is of `snapshot`.
+    pub(crate) async fn begin_with(&self, snapshot: &Arc<Snapshot>) -> bool {
+        let views = self.views.lock().await;
+        let first = views.values().next();
+        first.is_some_and(|view| Arc::ptr_eq(&view.snapshot, snapshot))
+    }
+
     /// The view Lance starts from, and where it finds it.
     pub(crate) async fn first(&self) -> Result<(Arc<View>, ManifestLocation)> {
         let views = self.views.lock().await;
@@ -265,12 +289,17 @@ fn parse_view(path: &Path) -> Option<(u64, Key)> {
     Some((id.parse().ok()?, Key { version, bare }))
 }
 
+/// The end of a put that goes on by itself.
+pub(crate) type Pending = SharedFuture<BoxFuture<'static, Result<()>>>;
+
 #[derive(Debug, Default)]
 struct Shared {
     next: AtomicU64,
     writes: Mutex<BTreeMap<u64, Weak<Views>>>,
     /// What was written through the wrapped stores, by store and location.
     written: Mutex<HashSet<(String, Path)>>,
+    /// Transaction files on their way, by name. Names are unique.
+    pending: Mutex<HashMap<String, Pending>>,
 }
 
 /// Wraps the stores of a table's writes. One for a table, so that its writes share connections.
@@ -301,6 +330,7 @@ impl ViewStores {
             options,
             scope: Mutex::new(scope),
             stats,
+            shared: Arc::clone(&self.shared),
             views: tokio::sync::Mutex::new(BTreeMap::from([(first_key, Arc::new(first))])),
         });
         let mut writes = self.shared.writes.lock();
@@ -328,7 +358,14 @@ impl WrappingObjectStore for ViewStores {
     }
 }
 
-#[derive(Debug)]
+/// The name of a transaction file.
+fn transaction_name(path: &Path) -> Option<&str> {
+    let directory = path.parts().rev().nth(1)?;
+    let name = path.filename()?;
+    (directory.as_ref() == "_transactions" && name.ends_with(".txn")).then_some(name)
+}
+
+#[derive(Debug, Clone)]
 struct ViewStore {
     inner: Arc<dyn ObjectStore>,
     prefix: String,
@@ -355,6 +392,37 @@ impl ViewStore {
     fn wrote(&self, location: &Path) {
         let key = (self.prefix.clone(), location.clone());
         self.shared.written.lock().insert(key);
+    }
+
+    /// Begins to write a transaction file. Nothing depends on it before the manifest is written.
+    fn put_transaction(&self, name: String, location: &Path, payload: PutPayload) {
+        let (inner, path) = (Arc::clone(&self.inner), location.clone());
+        let put = tokio::spawn(async move {
+            let put = inner.put(&path, payload).await;
+            put.map(|_| ())
+                .map_err(|e| Error::store(path.to_string(), e))
+        });
+        let put = async move {
+            let put = put.await.map_err(|e| Error::internal(e.to_string()));
+            put.flatten()
+        };
+        self.shared
+            .pending
+            .lock()
+            .insert(name, put.boxed().shared());
+        self.wrote(location);
+    }
+
+    /// Waits until a transaction file that is on its way is there.
+    async fn arrived(&self, location: &Path) {
+        let Some(name) = transaction_name(location) else {
+            return;
+        };
+        let pending = self.shared.pending.lock().get(name).cloned();
+        if let Some(pending) = pending {
+            // Whoever commits hears what became of it.
+            let _ = pending.await;
+        }
     }
 
     fn check_own(&self, location: Path) -> object_store::Result<Path> {
@@ -410,6 +478,16 @@ impl ObjectStore for ViewStore {
         payload: PutPayload,
         options: PutOptions,
     ) -> object_store::Result<PutResult> {
+        if let Some(name) = transaction_name(location)
+            && options == PutOptions::default()
+        {
+            self.put_transaction(name.to_string(), location, payload);
+            return Ok(PutResult {
+                e_tag: None,
+                version: None,
+                extensions: Default::default(),
+            });
+        }
         let put = self.inner.put_opts(location, payload, options).await?;
         self.wrote(location);
         Ok(put)
@@ -430,23 +508,27 @@ impl ObjectStore for ViewStore {
         location: &Path,
         options: GetOptions,
     ) -> object_store::Result<GetResult> {
-        match self.view_file(location).await? {
-            Some(file) => serve(location, &file, &options),
-            None => self.inner.get_opts(location, options).await,
+        if let Some(file) = self.view_file(location).await? {
+            return serve(location, &file, &options);
         }
+        self.arrived(location).await;
+        self.inner.get_opts(location, options).await
     }
 
     fn delete_stream(
         &self,
         locations: BoxStream<'static, object_store::Result<Path>>,
     ) -> BoxStream<'static, object_store::Result<Path>> {
-        let own = Self {
-            inner: Arc::clone(&self.inner),
-            prefix: self.prefix.clone(),
-            shared: Arc::clone(&self.shared),
-        };
+        let own = self.clone();
         let checked = locations
-            .map(move |location| own.check_own(location?))
+            .then(move |location| {
+                let own = own.clone();
+                async move {
+                    let location = location?;
+                    own.arrived(&location).await;
+                    own.check_own(location)
+                }
+            })
             .boxed();
         self.inner.delete_stream(checked)
     }
