@@ -286,7 +286,7 @@ impl Snapshot {
         .await
         .map_err(|e| Error::lance(format!("cannot open version {} of {uri}", head.version), e))?;
         let shell = Arc::new(shell);
-        let schema = scan_schema(&shell).await?;
+        let schema = scan_schema(&shell);
         let stats = ReadStats::default();
         let catalog = match tree {
             None => Catalog::Flat(flat),
@@ -490,29 +490,16 @@ pub(crate) async fn load_dataset(
 }
 
 /// The schema a Lance scan of all columns gives, so that ours is the same to the last metadata.
-async fn scan_schema(shell: &Arc<Dataset>) -> Result<SchemaRef> {
-    let plain = Schema::from(shell.schema());
-    if plain.fields().is_empty() {
-        return Ok(Arc::new(plain));
-    }
-    let scanned = shell.scan().schema().await;
-    let fields = match scanned {
-        Ok(scanned) => scanned.fields().clone(),
-        // Lance cannot plan a scan of a name with a backtick in it. The table's other columns are no
-        // worse for that.
-        Err(error) => {
-            tracing::warn!(%error, "the schema of a scan is taken from the table's");
-            let all = shell
-                .full_projection()
-                .with_blob_handling(BlobHandling::default())
-                .to_bare_schema();
-            Schema::from(&all).fields().clone()
-        }
-    };
-    Ok(Arc::new(Schema::new_with_metadata(
-        fields,
-        plain.metadata().clone(),
-    )))
+/// Planning such a scan to ask it would take longer than all the rest of opening a version.
+fn scan_schema(shell: &Arc<Dataset>) -> SchemaRef {
+    let all = shell
+        .full_projection()
+        .with_blob_handling(BlobHandling::default())
+        .to_bare_schema();
+    Arc::new(Schema::new_with_metadata(
+        Schema::from(&all).fields().clone(),
+        Schema::from(shell.schema()).metadata().clone(),
+    ))
 }
 
 pub(crate) fn base_table(

@@ -27,29 +27,70 @@ pub(crate) fn changes(
     before: &BTreeMap<u64, pb::DataFragment>,
     after: &[Fragment],
 ) -> Result<Vec<Change>> {
-    let mut changes = Vec::new();
-    let mut left: BTreeMap<u64, &Fragment> = after.iter().map(|f| (f.id, f)).collect();
-    if left.len() != after.len() {
+    let mut new: Vec<&Fragment> = after.iter().collect();
+    new.sort_by_key(|f| f.id);
+    if new.windows(2).any(|pair| matches!(pair, [a, b] if a.id == b.id)) {
         return Err(Error::invalid("a write lists a fragment twice"));
     }
+    let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(before.len().max(new.len()));
+    let mut created = Vec::new();
+    let mut new = new.into_iter().peekable();
     for (id, old) in before {
-        match left.remove(id) {
-            None => push(&mut changes, old.id, Some(old), Action::Remove)?,
-            Some(new) => {
+        while let Some(unknown) = new.next_if(|f| f.id < *id) {
+            created.push((None, Some(unknown)));
+        }
+        pairs.push((Some(old), new.next_if(|f| f.id == *id)));
+    }
+    pairs.extend(created);
+    pairs.extend(new.map(|unknown| (None, Some(unknown))));
+
+    // A write of a whole table compares a million records.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = pairs.len().div_ceil(threads).max(LEAST_SHARE);
+    let Some((first, others)) = pairs.split_at_checked(share) else {
+        return changes_of(&pairs);
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> = others
+            .chunks(share)
+            .map(|pairs| scope.spawn(|| changes_of(pairs)))
+            .collect();
+        let mut changes = changes_of(first)?;
+        for thread in running {
+            let more = thread.join();
+            changes.extend(more.map_err(|_| Error::internal("comparing records ended early"))??);
+        }
+        Ok(changes)
+    })
+}
+
+/// A fragment's record before and after. One of them is there.
+type Pair<'a> = (Option<&'a pb::DataFragment>, Option<&'a Fragment>);
+
+/// Fewest records that are worth a thread.
+const LEAST_SHARE: usize = 4096;
+
+fn changes_of(pairs: &[Pair<'_>]) -> Result<Vec<Change>> {
+    let mut changes = Vec::new();
+    for pair in pairs {
+        match *pair {
+            (Some(old), None) => push(&mut changes, old.id, Some(old), Action::Remove)?,
+            (Some(old), Some(new)) => {
                 // Compared as Lance sees both: what its type leaves out did not change.
-                let label = format!("fragment {id}");
+                let label = format!("fragment {}", old.id);
                 if to_fragment(&label, old.clone())? != *new {
                     let new = complete(pb::DataFragment::from(new), Some(old));
                     check_storable(&new)?;
                     modify(&mut changes, old, &new)?;
                 }
             }
+            (None, Some(new)) => {
+                let new = complete(pb::DataFragment::from(new), None);
+                check_storable(&new)?;
+                push(&mut changes, new.id, None, Action::Upsert(Box::new(new)))?;
+            }
+            (None, None) => {}
         }
-    }
-    for new in left.into_values() {
-        let new = complete(pb::DataFragment::from(new), None);
-        check_storable(&new)?;
-        push(&mut changes, new.id, None, Action::Upsert(Box::new(new)))?;
     }
     Ok(changes)
 }
