@@ -25,6 +25,8 @@ pub(crate) const TAIL_BYTES: u64 = 128 << 10;
 const CHUNK_BYTES: u64 = 8 << 20;
 const CHUNKS_IN_FLIGHT: usize = 8;
 
+/// What ends a manifest file: the position of its message, the format's version, the magic.
+pub(crate) const FOOTER_BYTES: usize = 16;
 const MAGIC: &[u8] = b"LANC";
 const MAJOR_VERSION: i16 = 0;
 const MINOR_VERSION: i16 = 1;
@@ -89,7 +91,7 @@ pub(crate) async fn read_manifest(
     let start = size.saturating_sub(tail.len() as u64);
     let (body, footer) = tail
         .len()
-        .checked_sub(16)
+        .checked_sub(FOOTER_BYTES)
         .and_then(|at| tail.split_at_checked(at))
         .ok_or_else(|| broken(format!("{} bytes", tail.len())))?;
     if !footer.ends_with(MAGIC) {
@@ -165,7 +167,7 @@ pub(crate) fn frame_manifest(sections: &[u8], message: &[u8]) -> Result<Bytes> {
             message.len()
         ))
     })?;
-    let mut file = BytesMut::with_capacity(sections.len() + message.len() + 20);
+    let mut file = BytesMut::with_capacity(sections.len() + 4 + message.len() + FOOTER_BYTES);
     file.extend_from_slice(sections);
     file.put_u32_le(length);
     file.extend_from_slice(message);

@@ -153,7 +153,8 @@ impl Clock {
             cpu_ms,
             phases: self.phases,
             costs: BTreeMap::new(),
-            peak_kb: peak_kb()?,
+            peak_kb: status_kb("VmHWM:")?,
+            own_kb: status_kb("RssAnon:")?,
             answer,
         })
     }
@@ -504,12 +505,12 @@ fn cpu_ms() -> f64 {
     threads.flatten().filter_map(nanoseconds).sum::<f64>() / 1e6
 }
 
-/// The greatest resident memory of this process, in KiB.
-fn peak_kb() -> Result<u64> {
+/// A figure of this process's memory, in KiB: `VmHWM:` is the greatest there was.
+fn status_kb(name: &str) -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status
         .lines()
-        .find_map(|l| l.strip_prefix("VmHWM:"))
-        .ok_or("no VmHWM in /proc/self/status")?;
+        .find_map(|l| l.strip_prefix(name))
+        .ok_or_else(|| format!("no {name} in /proc/self/status"))?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }

@@ -213,6 +213,9 @@ pub(crate) struct Sample {
     pub costs: BTreeMap<String, Cost>,
     /// Greatest resident memory of the process, in KiB.
     pub peak_kb: u64,
+    /// Resident memory at the end that is not mapped from files as the program is, in KiB.
+    #[serde(default)]
+    pub own_kb: u64,
     /// Equal on all sides.
     pub answer: String,
 }

@@ -32,6 +32,8 @@ pub(crate) struct Stat {
     pub cpu: f64,
     /// MiB.
     pub peak: f64,
+    /// MiB at the end that are not the program's.
+    pub own: f64,
     pub cost: Cost,
     pub sample: Sample,
 }
@@ -49,18 +51,18 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 fn stat(cell: &Cell) -> Option<Stat> {
     let walls = || cell.samples.iter().map(|s| s.wall_ms);
+    let mebibytes = |kb: fn(&Sample) -> u64| -> Vec<f64> {
+        let samples = cell.samples.iter();
+        samples.map(|s| kb(s) as f64 / 1024.0).collect()
+    };
     let last = cell.samples.last()?;
     Some(Stat {
         wall: median(walls().collect()),
         fastest: walls().fold(f64::INFINITY, f64::min),
         slowest: walls().fold(0.0, f64::max),
         cpu: median(cell.samples.iter().map(|s| s.cpu_ms).collect()),
-        peak: median(
-            cell.samples
-                .iter()
-                .map(|s| s.peak_kb as f64 / 1024.0)
-                .collect(),
-        ),
+        peak: median(mebibytes(|s| s.peak_kb)),
+        own: median(mebibytes(|s| s.own_kb)),
         cost: last.total(),
         sample: last.clone(),
     })
@@ -181,6 +183,17 @@ impl Report<'_> {
             format!("{:.0} → {:.0} MiB, 1/{found:.1}", flat.peak, tree.peak),
             found >= 10.0,
         );
+        if work == Work::Count {
+            let found = flat.own / tree.own;
+            checks.push(Check {
+                table: table.to_string(),
+                work: title,
+                what: "memory at the end that is not the program's",
+                target: String::new(),
+                found: format!("{:.0} → {:.1} MiB, 1/{found:.1}", flat.own, tree.own),
+                reached: None,
+            });
+        }
         Some((tree, tree_cost))
     }
 

@@ -256,6 +256,7 @@ impl<'a> Run<'a> {
         let mut steps = Steps::start(self);
         let table = TreeTable::open(&self.uri, options.clone(), write).await?;
         let mut version = table.last_seen().ok_or("a table without a version")?;
+        let mut held = None;
         steps.opened();
         for number in 0..self.task.commits {
             let change = changes.change(number)?;
@@ -273,7 +274,10 @@ impl<'a> Run<'a> {
                         let operation = deletion(&dataset, &ids);
                         commit(dataset, operation)
                     };
-                    table.with_dataset(scope, work).await?.1
+                    let (dataset, report) = table.with_dataset(scope, work).await?;
+                    // As the other side has its dataset to the end.
+                    held = Some(dataset);
+                    report
                 }
                 Change::Fill(files) => table.backfill(files).await?,
             };
@@ -281,6 +285,7 @@ impl<'a> Run<'a> {
             steps.end(Some(report));
         }
         let mut sample = steps.finish(String::new())?;
+        drop(held);
         let fragments = table.latest().await?.num_fragments()?;
         sample.whole.answer = format!("{fragments} fragments");
         Ok(sample)

@@ -555,11 +555,11 @@ async fn off_thread<T: Send + 'static>(
     bytes: usize,
     decode: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    /// As many at once as there are processors. More would not be faster, and each would keep the
-    /// memory of a decode, on a thread of its own.
+    /// One more at once than there are processors, so that none waits for the next. More would not be
+    /// faster, and each would keep the memory of a decode, on a thread of its own.
     static DECODERS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
         let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Arc::new(Semaphore::new(threads))
+        Arc::new(Semaphore::new(threads + 1))
     });
     if bytes <= INLINE_DECODE_BYTES {
         return decode();

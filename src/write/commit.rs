@@ -43,7 +43,7 @@ use super::publish::publish_bytes;
 use super::sink::ObjectSink;
 use super::view::{View, Views};
 use crate::error::{Error, Result};
-use crate::manifest::frame_manifest;
+use crate::manifest::{FOOTER_BYTES, frame_manifest};
 use crate::ranges::FragmentRanges;
 use crate::snapshot::{Catalog, Snapshot, TreeCatalog};
 use crate::tree_scan::{WalkOptions, WalkState};
@@ -598,7 +598,7 @@ pub(crate) async fn finish_manifest(
     written.map_err(context)?;
     let file = memory.read_one_all(&path).await.map_err(context)?;
     let framing = || Error::internal("Lance wrote a manifest without its framing");
-    let footer = file.len().checked_sub(16).ok_or_else(framing)?;
+    let footer = file.len().checked_sub(FOOTER_BYTES).ok_or_else(framing)?;
     let position = file
         .get(footer..)
         .and_then(|f| f.first_chunk::<8>())

@@ -29,7 +29,10 @@ pub(crate) fn changes(
 ) -> Result<Vec<Change>> {
     let mut new: Vec<&Fragment> = after.iter().collect();
     new.sort_by_key(|f| f.id);
-    if new.windows(2).any(|pair| matches!(pair, [a, b] if a.id == b.id)) {
+    if new
+        .windows(2)
+        .any(|pair| matches!(pair, [a, b] if a.id == b.id))
+    {
         return Err(Error::invalid("a write lists a fragment twice"));
     }
     let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(before.len().max(new.len()));

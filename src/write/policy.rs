@@ -25,9 +25,9 @@ const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreePolicy {
     /// Target size of a leaf. Smaller leaves make a look-up and a flush of one fragment cheaper, and
-    /// a full read more requests, of which each costs about a millisecond of decoding whatever its
+    /// a full read more requests, of which each costs half a millisecond of decoding whatever its
     /// size. A leaf is divided when it is a quarter over, and joined with a neighbour when it is
-    /// three quarters under. Default 192 KiB.
+    /// three quarters under. Default 128 KiB.
     pub leaf_bytes: u64,
     /// Target size of a child list: that of an interior node, and that of a root before it gets one
     /// more level below it. Default 16 KiB, about 180 children.
@@ -35,7 +35,8 @@ pub struct TreePolicy {
     /// Changes buffered in an interior node before they move on to its children. Default 512 KiB.
     pub buffer_bytes: u64,
     /// Changes buffered in the root before they move on to its children. An inline root is part of
-    /// every manifest, so this is written by every commit. Default 4 KiB.
+    /// every manifest, so this is written by every commit; a larger one lets scattered changes of a
+    /// small table gather before leaves are written. Default 8 KiB.
     pub root_buffer_bytes: u64,
     /// Changes kept beside an external root, which lets a commit use the root again as it is.
     /// Default 4 KiB.
@@ -50,10 +51,10 @@ pub struct TreePolicy {
 impl Default for TreePolicy {
     fn default() -> Self {
         Self {
-            leaf_bytes: 192 << 10,
+            leaf_bytes: 128 << 10,
             node_bytes: 16 << 10,
             buffer_bytes: 512 << 10,
-            root_buffer_bytes: 4 << 10,
+            root_buffer_bytes: 8 << 10,
             since_root_bytes: 4 << 10,
             inline_root_bytes: 24 << 10,
             min_fragments: 1000,

@@ -63,6 +63,9 @@ impl Default for WriteOptions {
 /// table by anything that outlives the write.
 const WRITE_CACHE_BYTES: usize = 64 << 20;
 
+/// Records that are worth another thread to free.
+const MANY_RECORDS: usize = 10_000;
+
 /// A table of either layout, for writing. Cheap to clone; may be used by many tasks at once.
 ///
 /// Each method is one commit, or for the few that say so some: it reads the latest version, lets Lance
@@ -382,13 +385,14 @@ impl TreeTable {
             .with_store_params(self.view_params())
             .with_session(self.write_session())
             .with_commit_handler(Arc::clone(&handler) as _)
-            .with_serialized_manifest(&view.message)
+            .with_serialized_manifest(view.message())
             .map_err(|e| Error::lance(context(), e))?
             .load()
             .await
             .map_err(|e| Error::lance(context(), e))?;
         // Boxed, as are the other long futures of a write: together they would fill a thread's stack.
-        match Box::pin(work(dataset)).await {
+        let worked = Box::pin(work(dataset)).await;
+        let outcome = match worked {
             Ok(done) => {
                 if let Some(written) = handler.take_written() {
                     self.wrote(snapshot, written);
@@ -402,7 +406,12 @@ impl TreeTable {
             Err(error) => Err(handler
                 .take_failure()
                 .unwrap_or_else(|| lance_error(context(), error))),
+        };
+        drop(handler);
+        if view.records.len() > MANY_RECORDS {
+            free_elsewhere((view, views));
         }
+        outcome
     }
 
     /// Remembers what was committed on `snapshot`, to read the next version from.
@@ -562,6 +571,15 @@ impl TreeTable {
         let ((), report) = self.on(&read, scope, commit).await?;
         Ok(report)
     }
+}
+
+/// Nobody need wait until a million records are freed.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "nobody waits for it, so it must not end with whoever began it"
+)]
+fn free_elsewhere<T: Send + 'static>(value: T) {
+    drop(tokio::task::spawn_blocking(move || drop(value)));
 }
 
 /// The URI under which Lance opens views. Its local files would otherwise be read past the store that

@@ -18,11 +18,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use datafusion::common::runtime::SpawnedTask;
 use futures::future::{BoxFuture, Shared as SharedFuture};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -40,16 +42,19 @@ use parking_lot::Mutex;
 use prost::Message;
 
 use crate::error::{Error, Result};
-use crate::manifest::frame_manifest;
+use crate::manifest::{FOOTER_BYTES, frame_manifest};
 use crate::ranges::FragmentRanges;
 use crate::resolve::VersionRef;
 use crate::snapshot::{OpenOptions, Snapshot};
 use crate::tree::object::ReadStats;
-use crate::tree_scan::{WalkOptions, WalkState};
+use crate::tree_scan::{ResolvedFragment, WalkOptions, WalkState};
 
 /// Tree objects read at a time. More than a scan's: nothing is handed on before all are there, so on a
 /// store that answers slowly each round counts.
 const WINDOW: usize = 32;
+
+/// Batches of resolved fragments that are made into records at a time.
+const RECORDS_AT_ONCE: usize = 4;
 
 /// One version as Lance sees it.
 #[derive(Debug)]
@@ -58,10 +63,10 @@ pub(crate) struct View {
     pub snapshot: Arc<Snapshot>,
     /// The complete records in scope, by fragment id, every file's base named.
     pub records: BTreeMap<u64, pb::DataFragment>,
-    /// The manifest message with those records.
-    pub message: Vec<u8>,
     /// The manifest file that Lance reads.
     file: Bytes,
+    /// Where in the file its message lies.
+    message: Range<usize>,
 }
 
 impl View {
@@ -70,26 +75,40 @@ impl View {
         scope: FragmentRanges,
         stats: &Arc<ReadStats>,
     ) -> Result<Self> {
-        let mut records = BTreeMap::new();
+        let mut records = Vec::new();
         if !scope.is_empty() {
             let state = WalkState::with_stats(Arc::clone(stats));
             let options = WalkOptions { window: WINDOW };
-            let mut fragments = snapshot.fragments(scope, &options, &state);
-            while let Some(batch) = fragments.try_next().await? {
-                for fragment in batch {
-                    let record = fragment.record()?;
-                    records.insert(record.id, record);
-                }
+            let mut batches = snapshot
+                .fragments(scope, &options, &state)
+                .map(|batch| async move {
+                    let batch = batch?;
+                    let build = async move { batch.iter().map(ResolvedFragment::record).collect() };
+                    SpawnedTask::spawn(build)
+                        .await
+                        .map_err(|e| Error::internal(format!("a view's task ended: {e}")))?
+                })
+                .buffered(RECORDS_AT_ONCE);
+            while let Some(batch) = batches.try_next().await? {
+                let batch: Vec<pb::DataFragment> = batch;
+                records.extend(batch.into_iter().map(|record| (record.id, record)));
             }
         }
+        let records = BTreeMap::from_iter(records);
         let message = snapshot.manifest_of(records.values());
         let file = frame_manifest(&snapshot.sections().await?, &message)?;
+        let end = file.len().saturating_sub(FOOTER_BYTES);
         Ok(Self {
             snapshot,
             records,
-            message,
+            message: end.saturating_sub(message.len())..end,
             file,
         })
+    }
+
+    /// The manifest message with the records.
+    pub(crate) fn message(&self) -> &[u8] {
+        self.file.get(self.message.clone()).unwrap_or_default()
     }
 }
 
@@ -395,6 +414,10 @@ impl ViewStore {
     }
 
     /// Begins to write a transaction file. Nothing depends on it before the manifest is written.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "Lance was told that the file is written: it must be, also when the commit is dropped"
+    )]
     fn put_transaction(&self, name: String, location: &Path, payload: PutPayload) {
         let (inner, path) = (Arc::clone(&self.inner), location.clone());
         let put = tokio::spawn(async move {

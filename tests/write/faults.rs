@@ -12,6 +12,7 @@ use fragtree::write::{RowsReport, TreeTable, WriteOptions};
 use fragtree::{FragmentRanges, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, verify};
 use futures::FutureExt;
 use lance::dataset::optimize::CompactionOptions;
+use lance_table::transaction::{Operation, Transaction};
 
 use crate::probe::{Act, Probe};
 use crate::twin::{Change, Twin, base_rows, copy_folder, stream_of, text, tiny};
@@ -299,4 +300,95 @@ async fn deletes_of_the_same_fragments_at_once_count_each_row_once() {
     let found: Vec<i64> = ids(&uri).await.iter().map(|row| row / 1_000_000).collect();
     assert_eq!(found, (1000..1100).collect::<Vec<i64>>());
     check(&uri, "overlapping deletes").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handle_sees_what_others_committed_meanwhile() {
+    let twin = Twin::make(false).await;
+    let uri = twin.tree_uri().to_string();
+    let before = ids(&uri).await.len();
+    let open = async || {
+        TreeTable::open(&uri, OpenOptions::default(), writing())
+            .await
+            .expect("opens")
+    };
+    let (one, other) = (open().await, open().await);
+    let seen = one.last_seen().expect("opened");
+    let rows = |ids| stream_of(base_rows(ids, "other's"));
+    other.append(rows(7000..7010)).await.expect("appends");
+    assert_eq!(one.last_seen(), Some(seen), "nobody has told it");
+    let deleted = one.delete("id >= 7000 AND id < 7004").await;
+    assert_eq!(deleted.expect("deletes").rows, 4);
+
+    // A transaction made by hand is on the version that was last seen, and goes on top of others.
+    let seen = one.last_seen().expect("a version");
+    let landed = other.append(rows(7010..7020)).await.expect("appends");
+    let reserve = || Operation::ReserveFragments { num_fragments: 1 };
+    let transaction = Transaction::new(seen, reserve(), None);
+    let report = one.commit(transaction, None).await.expect("commits");
+    assert_eq!(report.version, landed.version + 1);
+
+    // On its own last version nothing has to be read, whoever made it.
+    for _ in 0..3 {
+        let seen = one.last_seen().expect("a version");
+        let transaction = Transaction::new(seen, reserve(), None);
+        let report = one.commit(transaction, None).await.expect("commits");
+        assert_eq!((report.version, report.lost_races), (seen + 1, 0));
+    }
+    assert_eq!(ids(&uri).await.len(), before + 20 - 4);
+    check(&uri, "two handles").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handle_reads_a_manifest_once_and_none_it_wrote() {
+    let twin = Twin::make(false).await;
+    let probe = Probe::default();
+    let open = OpenOptions {
+        object_store_wrapper: Some(Arc::new(probe.clone())),
+        ..Default::default()
+    };
+    let uri = format!("file-object-store://{}", twin.tree_uri());
+    let table = TreeTable::open(&uri, open, writing()).await.expect("opens");
+    probe.reset();
+    for _ in 0..5 {
+        let seen = table.last_seen().expect("a version");
+        let operation = Operation::ReserveFragments { num_fragments: 1 };
+        let transaction = Transaction::new(seen, operation, None);
+        table.commit(transaction, None).await.expect("commits");
+    }
+    // Each the transaction file and the manifest, the second only if there is none; a hint where
+    // listing is slow, and nothing read.
+    let versions = probe.count("put") - probe.count("latest_version_hint");
+    assert_eq!(versions, 10, "{probe:?}");
+    assert_eq!(probe.count("get") + probe.count("list"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_holds_without_its_transaction_file() {
+    let twin = Twin::make(false).await;
+    let before = ids(twin.tree_uri()).await.len();
+    let probe = Probe::hooked(|verb, location| {
+        let lost = verb == "put" && location.contains("_transactions/");
+        let act = if lost { Act::Busy } else { Act::Pass };
+        async { act }.boxed()
+    });
+    let open = OpenOptions {
+        object_store_wrapper: Some(Arc::new(probe)),
+        ..Default::default()
+    };
+    let uri = format!("file-object-store://{}", twin.tree_uri());
+    let table = TreeTable::open(&uri, open, writing()).await.expect("opens");
+    let rows = stream_of(base_rows(7000..7010, "new"));
+    table.append(rows).await.expect("the manifest is there");
+    assert_eq!(ids(twin.tree_uri()).await.len(), before + 10);
+    // What was done is read from the manifest, by whoever has to go round it.
+    let stale = Transaction::new(
+        table.last_seen().expect("a version") - 1,
+        Operation::ReserveFragments { num_fragments: 1 },
+        None,
+    );
+    let writer = TreeTable::open(twin.tree_uri(), OpenOptions::default(), writing()).await;
+    let report = writer.expect("opens").commit(stale, None).await;
+    report.expect("commits on top of it");
+    check(twin.tree_uri(), "no transaction file").await;
 }
