@@ -508,15 +508,18 @@ fn converts_there_and_back() {
     });
     assert_eq!(rows, 12, "released Lance reads what came back");
 
-    let senseless = tables.run(&[
-        "convert",
-        &tables.uri(),
-        "--to",
-        "flat",
-        "--leaf-bytes",
-        "1k",
-    ]);
-    assert_eq!(senseless.status.code(), Some(2));
+    for size in ["--leaf-bytes", "--root-buffer-bytes"] {
+        let senseless = tables.run(&["convert", &tables.uri(), "--to", "flat", size, "1k"]);
+        assert_eq!(senseless.status.code(), Some(2));
+    }
+    let sizes = ["--buffer-bytes", "64k", "--since-root-bytes", "9000"];
+    let shaped = [&["convert", &tables.uri(), "--force"], &sizes[..]].concat();
+    let shaped = tables.run(&shaped);
+    assert!(shaped.status.success(), "{shaped:?}");
+    let tree = tables.json(&["inspect", &tables.uri(), "--format", "json"]);
+    let size = |name: &str| &tree["config"][name];
+    assert_eq!(size("fragtree.buffer_bytes"), "65536");
+    assert_eq!(size("fragtree.since_root_bytes"), "9000");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `fragtree convert`: from a flat version to a tree version and back.
 
 use clap::{Args, ValueEnum};
-use fragtree::write::{ConvertOptions, ConvertReport, convert};
+use fragtree::write::{ConvertOptions, ConvertReport, TreePolicy, convert};
 use fragtree::{Engine, Layout, VersionRef};
 
 use crate::args::{ReportFormat, StorageArgs, parse_bytes};
@@ -55,6 +55,15 @@ struct PolicyArgs {
     /// A root up to this size goes into the manifest.
     #[arg(long, value_name = "N", value_parser = parse_bytes)]
     inline_root_bytes: Option<u64>,
+    /// Changes that later commits may gather in an interior node.
+    #[arg(long, value_name = "N", value_parser = parse_bytes)]
+    buffer_bytes: Option<u64>,
+    /// Changes that later commits may gather in the root.
+    #[arg(long, value_name = "N", value_parser = parse_bytes)]
+    root_buffer_bytes: Option<u64>,
+    /// Changes that later commits may gather beside a root that is not in the manifest.
+    #[arg(long, value_name = "N", value_parser = parse_bytes)]
+    since_root_bytes: Option<u64>,
     /// Fewer fragments than this stay flat.
     #[arg(long, value_name = "N")]
     min_fragments: Option<u64>,
@@ -66,9 +75,26 @@ impl PolicyArgs {
             self.leaf_bytes,
             self.node_bytes,
             self.inline_root_bytes,
+            self.buffer_bytes,
+            self.root_buffer_bytes,
+            self.since_root_bytes,
             self.min_fragments,
         ];
         sizes.iter().any(Option::is_some)
+    }
+
+    fn shape(&self, policy: &mut TreePolicy) {
+        for (given, size) in [
+            (self.leaf_bytes, &mut policy.leaf_bytes),
+            (self.node_bytes, &mut policy.node_bytes),
+            (self.inline_root_bytes, &mut policy.inline_root_bytes),
+            (self.buffer_bytes, &mut policy.buffer_bytes),
+            (self.root_buffer_bytes, &mut policy.root_buffer_bytes),
+            (self.since_root_bytes, &mut policy.since_root_bytes),
+            (self.min_fragments, &mut policy.min_fragments),
+        ] {
+            *size = given.unwrap_or(*size);
+        }
     }
 }
 
@@ -96,7 +122,8 @@ fn options(args: &ConvertArgs) -> Outcome<ConvertOptions> {
         Target::Flat if args.policy.is_given() => {
             return Err(Failure::Usage(
                 "a flat version has no tree to shape: --to flat takes none of --leaf-bytes, \
-                 --node-bytes, --inline-root-bytes, --min-fragments"
+                 --node-bytes, --inline-root-bytes, --buffer-bytes, --root-buffer-bytes, \
+                 --since-root-bytes, --min-fragments"
                     .to_string(),
             ));
         }
@@ -104,12 +131,7 @@ fn options(args: &ConvertArgs) -> Outcome<ConvertOptions> {
     };
     options.dry_run = args.dry_run;
     options.force = args.force;
-    let policy = &mut options.policy;
-    let given = &args.policy;
-    policy.leaf_bytes = given.leaf_bytes.unwrap_or(policy.leaf_bytes);
-    policy.node_bytes = given.node_bytes.unwrap_or(policy.node_bytes);
-    policy.inline_root_bytes = given.inline_root_bytes.unwrap_or(policy.inline_root_bytes);
-    policy.min_fragments = given.min_fragments.unwrap_or(policy.min_fragments);
+    args.policy.shape(&mut options.policy);
     Ok(options)
 }
 
