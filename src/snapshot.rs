@@ -567,11 +567,11 @@ pub(crate) async fn open_tree(
         ));
     }
     if let Some(height) = root.child_height()
-        && height > objects.limits.max_height
+        && height > objects.limits().max_height
     {
         return Err(Error::invalid(format!(
             "{label}: the tree has height {height}, more than the limit of {} (raise max_height)",
-            objects.limits.max_height
+            objects.limits().max_height
         )));
     }
     let since_root = decode_mutations(label, tree.mutations_since_root)?;

@@ -4,7 +4,7 @@
 //! the id and row-count columns alone. Decoding checks every rule a leaf can break by itself
 //! (spec, "Leaf format"); what depends on the reference is checked by [`Leaf::check`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
@@ -328,6 +328,9 @@ impl MappingColumn {
     }
 }
 
+/// Combinations of mappings that are remembered as checked.
+const CHECKED_MAPPINGS: usize = 1 << 10;
+
 /// The columns of a list of data files.
 #[derive(Debug)]
 struct FileColumns {
@@ -374,10 +377,10 @@ impl FileColumns {
         Ok(columns)
     }
 
-    /// Checks the mapping rules once per distinct combination, as most files share one.
+    /// Checks the mapping rules of every combination, most of them once: those checked are remembered
+    /// by a few bits of them, for there are as many as a fragment has files, thousands of times over.
     fn check_mappings(&self, object: &str, name: &str) -> Result<()> {
-        let mut checked = HashMap::new();
-        let mut last = None;
+        let mut checked = vec![None; CHECKED_MAPPINGS];
         for row in 0..self.path.len() {
             let key = (
                 self.field_ids.key(row),
@@ -385,11 +388,15 @@ impl FileColumns {
                 self.major.value(row),
                 self.minor.value(row),
             );
-            if last == Some(key) || checked.insert(key, ()).is_some() {
-                last = Some(key);
+            // Keys are never negative.
+            let place =
+                key.0.unsigned_abs() as usize ^ (key.1.unsigned_abs() as usize).rotate_left(5);
+            let Some(known) = checked.get_mut(place % CHECKED_MAPPINGS) else {
+                return Err(Error::internal("a place outside its table"));
+            };
+            if *known == Some(key) {
                 continue;
             }
-            last = Some(key);
             check_mapping(
                 &format!("{object}, {name} entry {row}"),
                 key.2,
@@ -397,6 +404,7 @@ impl FileColumns {
                 self.field_ids.get(row),
                 self.column_indices.get(row),
             )?;
+            *known = Some(key);
         }
         Ok(())
     }

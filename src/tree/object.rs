@@ -17,6 +17,7 @@ use lance_table::format::pb;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use super::leaf::Leaf;
 use super::node::{Node, Root};
@@ -334,39 +335,20 @@ impl ObjectCache {
 /// The default cache size of a snapshot that is given none: 128 MiB.
 pub(crate) const DEFAULT_CACHE_BYTES: u64 = 128 << 20;
 
-/// Tree objects of one version: the way from a reference to a decoded object.
-#[derive(Debug)]
-pub(crate) struct TreeObjects {
+/// Reads tree objects of one version, whole.
+#[derive(Debug, Clone)]
+struct Fetcher {
     dataset: Arc<Dataset>,
-    pub(crate) bases: BaseTable,
-    cache: ObjectCache,
-    pub(crate) limits: Limits,
+    limits: Limits,
 }
 
-impl TreeObjects {
-    pub(crate) fn new(
-        dataset: Arc<Dataset>,
-        bases: BaseTable,
-        cache: ObjectCache,
-        limits: Limits,
-    ) -> Self {
-        Self {
-            dataset,
-            bases,
-            cache,
-            limits,
-        }
-    }
-
-    /// Reads a whole object with one request.
-    ///
-    /// # Errors
-    /// `object_size_mismatch` when the store's object is not `size` bytes long (spec, "Routing");
-    /// `object_missing` when there is none; [`Error::InvalidInput`] over the size limit.
-    pub(crate) async fn fetch(
+impl Fetcher {
+    /// Reads the object `path` of `owner`, which messages call `label`.
+    async fn fetch(
         &self,
         owner: Owner,
         path: &str,
+        label: &str,
         size: Option<u64>,
         stats: &ReadStats,
     ) -> Result<Bytes> {
@@ -376,18 +358,11 @@ impl TreeObjects {
         } else {
             format!("{root}/{path}")
         };
-        let label = self.bases.location(owner, path)?;
-        let location = Path::parse(&location).map_err(|e| {
-            Error::corrupt(
-                label.as_str(),
-                "path_outside_bt",
-                "a path of valid segments",
-                e,
-            )
-        })?;
+        let location = Path::parse(&location)
+            .map_err(|e| Error::corrupt(label, "path_outside_bt", "a path of valid segments", e))?;
         let bytes = retrying(|| {
             ReadStats::add(&stats.requests, 1);
-            self.fetch_once(&store, &location, &label, size)
+            self.fetch_once(&store, &location, label, size)
         })
         .await?;
         ReadStats::add(&stats.bytes, bytes.len() as u64);
@@ -432,20 +407,58 @@ impl TreeObjects {
         }
         Ok(())
     }
+}
+
+/// Tree objects of one version: the way from a reference to a decoded object.
+#[derive(Debug)]
+pub(crate) struct TreeObjects {
+    fetcher: Fetcher,
+    pub(crate) bases: BaseTable,
+    cache: ObjectCache,
+}
+
+impl TreeObjects {
+    pub(crate) fn new(
+        dataset: Arc<Dataset>,
+        bases: BaseTable,
+        cache: ObjectCache,
+        limits: Limits,
+    ) -> Self {
+        Self {
+            fetcher: Fetcher { dataset, limits },
+            bases,
+            cache,
+        }
+    }
+
+    /// What hostile objects are held to.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.fetcher.limits
+    }
+
+    /// Reads a whole object with one request.
+    ///
+    /// # Errors
+    /// `object_size_mismatch` when the store's object is not `size` bytes long (spec, "Routing");
+    /// `object_missing` when there is none; [`Error::InvalidInput`] over the size limit.
+    pub(crate) async fn fetch(
+        &self,
+        owner: Owner,
+        path: &str,
+        size: Option<u64>,
+        stats: &ReadStats,
+    ) -> Result<Bytes> {
+        let label = self.bases.location(owner, path)?;
+        self.fetcher.fetch(owner, path, &label, size, stats).await
+    }
 
     /// Opens the external root.
     pub(crate) async fn root(&self, path: &str, stats: &ReadStats) -> Result<Arc<Root>> {
-        let key = CacheKey {
-            location: self.bases.location(Owner::Current, path)?,
-            kind: Kind::Root,
-            size: 0,
-        };
-        let label = key.location.clone();
-        let cached = self.cached(key, stats, async {
-            let bytes = self.fetch(Owner::Current, path, None, stats).await?;
+        let decode = |label: String, bytes: Bytes| async move {
             Ok(Cached::Root(Arc::new(Root::decode(&label, &bytes)?)))
-        });
-        match cached.await? {
+        };
+        let opened = self.open(Kind::Root, Owner::Current, path, None, stats, decode);
+        match opened.await? {
             Cached::Root(root) => Ok(root),
             Cached::Node(_) | Cached::Leaf(_) => Err(Error::internal("cache kinds mixed up")),
         }
@@ -459,19 +472,13 @@ impl TreeObjects {
         size: u64,
         stats: &ReadStats,
     ) -> Result<Arc<Node>> {
-        let key = CacheKey {
-            location: self.bases.location(owner, path)?,
-            kind: Kind::Node,
-            size,
-        };
-        let label = key.location.clone();
         ReadStats::add(&stats.nodes_opened, 1);
-        let cached = self.cached(key, stats, async {
-            let bytes = self.fetch(owner, path, Some(size), stats).await?;
+        let decode = |label: String, bytes: Bytes| async move {
             let node = off_thread(bytes.len(), move || Node::decode(&label, &bytes)).await?;
             Ok(Cached::Node(Arc::new(node)))
-        });
-        match cached.await? {
+        };
+        let opened = self.open(Kind::Node, owner, path, Some(size), stats, decode);
+        match opened.await? {
             Cached::Node(node) => Ok(node),
             Cached::Root(_) | Cached::Leaf(_) => Err(Error::internal("cache kinds mixed up")),
         }
@@ -485,40 +492,66 @@ impl TreeObjects {
         size: u64,
         stats: &ReadStats,
     ) -> Result<Arc<Leaf>> {
-        let key = CacheKey {
-            location: self.bases.location(owner, path)?,
-            kind: Kind::Leaf,
-            size,
-        };
-        let label = key.location.clone();
         ReadStats::add(&stats.leaves_opened, 1);
-        let cached = self.cached(key, stats, async {
-            let bytes = self.fetch(owner, path, Some(size), stats).await?;
+        let decode = |label: String, bytes: Bytes| async move {
             let leaf = off_thread(usize::MAX, move || Leaf::decode(&label, bytes)).await?;
             Ok(Cached::Leaf(Arc::new(leaf)))
-        });
-        match cached.await? {
+        };
+        let opened = self.open(Kind::Leaf, owner, path, Some(size), stats, decode);
+        match opened.await? {
             Cached::Leaf(leaf) => Ok(leaf),
             Cached::Root(_) | Cached::Node(_) => Err(Error::internal("cache kinds mixed up")),
         }
     }
 
-    async fn cached(
+    /// Takes an object from the cache, or reads and decodes it. Concurrent misses of one object share
+    /// one load.
+    ///
+    /// A load is a task of its own. Others wait for it, or for its turn to decode, and whoever began
+    /// it may be a stream that nobody asks for more until just those others are done.
+    async fn open<F>(
         &self,
-        key: CacheKey,
+        kind: Kind,
+        owner: Owner,
+        path: &str,
+        size: Option<u64>,
         stats: &ReadStats,
-        load: impl Future<Output = Result<Cached>>,
-    ) -> Result<Cached> {
+        decode: impl FnOnce(String, Bytes) -> F + Send + 'static,
+    ) -> Result<Cached>
+    where
+        F: Future<Output = Result<Cached>> + Send,
+    {
+        let key = CacheKey {
+            location: self.bases.location(owner, path)?,
+            kind,
+            size: size.unwrap_or_default(),
+        };
         if let Some(found) = self.cache.inner.get(&key).await {
             ReadStats::add(&stats.cache_hits, 1);
             return Ok(found);
         }
-        // Concurrent misses of one key share one load.
-        self.cache
-            .inner
-            .try_get_with(key, load)
-            .await
-            .map_err(|e: Arc<Error>| e.as_ref().clone())
+        let (cache, fetcher) = (self.cache.inner.clone(), self.fetcher.clone());
+        let (path, label) = (path.to_string(), key.location.clone());
+        let spent = Arc::new(ReadStats::default());
+        let spending = Arc::clone(&spent);
+        // Dropped, it stops the task.
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let load = async {
+                let bytes = fetcher.fetch(owner, &path, &label, size, &spending).await?;
+                decode(label, bytes).await
+            };
+            cache.try_get_with(key, load).await
+        });
+        let loaded = task.join_next().await;
+        let spent = spent.snapshot();
+        ReadStats::add(&stats.requests, spent.requests);
+        ReadStats::add(&stats.bytes, spent.bytes);
+        match loaded {
+            Some(Ok(loaded)) => loaded.map_err(|e: Arc<Error>| e.as_ref().clone()),
+            Some(Err(e)) => Err(Error::internal(format!("a load ended: {e}"))),
+            None => Err(Error::internal("a load that was never begun")),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 use lance_table::feature_flags::FLAG_FRAGMENT_TREE;
 use lance_table::format::pb;
 use prost::Message;
@@ -596,6 +596,50 @@ async fn dropping_the_stream_stops_the_walk() {
     let opened = state.stats().snapshot().leaves_opened;
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     assert_eq!(state.stats().snapshot().leaves_opened, opened);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_begun_and_left_alone_holds_up_nobody() {
+    let (_keep, dir) = scratch();
+    let mut writer = Writer {
+        dir: &dir,
+        objects: 0,
+    };
+    let mut rng = StdRng::seed_from_u64(3);
+    let mut leaves = Vec::new();
+    for leaf in 0..24u32 {
+        let records = [record(&mut rng, leaf)];
+        leaves.push(
+            writer
+                .leaf(u64::from(leaf), &records.iter().collect::<Vec<_>>(), 0)
+                .await,
+        );
+    }
+    let shape = Shape {
+        height: 0,
+        external: false,
+    };
+    publish(&mut rng, &mut writer, leaves, &[], &shape, 0);
+    let snapshot = open(&dir, Some(ObjectCache::new(1 << 20))).await;
+    let tree = tree_of(&snapshot).expect("a tree");
+    let state = WalkState::default();
+    let works = tree.root_work(&FragmentRanges::all(), &state.stats);
+    // As a stream of opens is that has a batch ready and is not asked for the next: some wait for
+    // their bytes, some for their turn to decode.
+    let mut begun: Vec<_> = works
+        .iter()
+        .map(|work| Box::pin(tree.open_leaf(work, &state)))
+        .collect();
+    for _ in 0..2 {
+        begun.retain_mut(|open| open.now_or_never().is_none());
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    for work in works.iter().rev() {
+        let open = tree.open_leaf(work, &state);
+        let opened = tokio::time::timeout(std::time::Duration::from_secs(60), open).await;
+        opened.expect("not held up").expect("valid");
+    }
+    drop(begun);
 }
 
 #[tokio::test(flavor = "multi_thread")]

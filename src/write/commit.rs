@@ -698,9 +698,8 @@ impl CommitHandler for TreeCommitHandler {
                 .resolve_version_location(base_path, version, object_store)
                 .await;
         }
-        let (first, location) = self.views.first().await.map_err(external)?;
-        if first.snapshot.version() == version {
-            return Ok(location);
+        if self.views.first().snapshot.version() == version {
+            return Ok(self.views.first_location());
         }
         let found = self
             .inner

@@ -42,6 +42,12 @@ pub struct WriteOptions {
     pub retries: u32,
     /// How long either is tried. Default 60 s.
     pub retry_timeout: Duration,
+    /// How long a version that was the latest is taken for it without another look, by a commit that
+    /// begins on it; changes that read the table look in any case. The store has the last word, as
+    /// each version can be written but once: only where others commit two versions and clean up the
+    /// first of them within this time would nobody notice, as in the gap that Lance leaves between
+    /// its look and its commit. Default 1 s; with zero there is always a look.
+    pub assume_latest: Duration,
     /// Whether to pass over the cleanup that the table's config (`lance.auto_cleanup.*`) asks for
     /// after commits. Default off.
     pub skip_auto_cleanup: bool,
@@ -54,6 +60,7 @@ impl Default for WriteOptions {
             commit_retries: 100,
             retries: 10,
             retry_timeout: Duration::from_secs(60),
+            assume_latest: Duration::from_secs(1),
             skip_auto_cleanup: false,
         }
     }
@@ -99,12 +106,6 @@ struct Seen {
     /// The version after it, which this handle wrote itself.
     written: Option<Written>,
 }
-
-/// How old the knowledge may be that a version is the latest for a commit to count on it. The store
-/// decides in the end: the next version can be written only once. But when that one is cleaned up
-/// already, because others committed two, nobody would notice; so the gap is kept as short as the one
-/// Lance leaves between its own look and its commit.
-const FRESH: Duration = Duration::from_secs(1);
 
 /// What a change of rows did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -183,6 +184,15 @@ impl TreeTable {
         Some(written.unwrap_or_else(|| seen.snapshot.version()))
     }
 
+    /// Whether the last version seen was the latest a moment ago.
+    fn is_fresh(&self) -> bool {
+        let seen = self.seen.lock();
+        let at = seen
+            .as_ref()
+            .map(|s| s.written.as_ref().map_or(s.at, |w| w.at));
+        at.is_some_and(|at| at.elapsed() < self.write.assume_latest)
+    }
+
     /// Version `version` if it is the last one seen.
     async fn seen_at(&self, version: u64) -> Result<Option<Arc<Snapshot>>> {
         let Some(seen) = self.seen.lock().clone() else {
@@ -248,10 +258,7 @@ impl TreeTable {
         };
         let (snapshot, ahead) = futures::join!(self.latest(), Box::pin(ahead));
         let snapshot = snapshot?;
-        let views = match ahead {
-            Some(views) if views.begin_with(&snapshot).await => Some(views),
-            _ => None,
-        };
+        let views = ahead.filter(|views| Arc::ptr_eq(&views.first().snapshot, &snapshot));
         Box::pin(self.run(&snapshot, scope, views, None, false, work)).await
     }
 
@@ -367,7 +374,9 @@ impl TreeTable {
             }
         };
         let fresh_until = match &*self.seen.lock() {
-            Some(seen) if Arc::ptr_eq(&seen.snapshot, snapshot) => Some(seen.at + FRESH),
+            Some(seen) if Arc::ptr_eq(&seen.snapshot, snapshot) => {
+                seen.at.checked_add(self.write.assume_latest)
+            }
             _ => None,
         };
         let handler = TreeCommitHandler::new(
@@ -380,7 +389,7 @@ impl TreeTable {
         )
         .await?;
         let handler = Arc::new(handler);
-        let (view, _) = views.first().await?;
+        let view = Arc::clone(views.first());
         let dataset = DatasetBuilder::from_uri(view_uri(&self.uri)?)
             .with_store_params(self.view_params())
             .with_session(self.write_session())
@@ -548,7 +557,11 @@ impl TreeTable {
         let scope = super::scope::of_operation(&transaction.operation)?;
         // The version it read, so that Lance checks all that came since.
         let version = transaction.read_version;
-        let read = match self.seen_at(version).await? {
+        let seen = match self.is_fresh() {
+            true => self.seen_at(version).await?,
+            false => None,
+        };
+        let read = match seen {
             Some(seen) => seen,
             None => {
                 let latest = self.latest().await?;

@@ -165,8 +165,13 @@ pub(crate) struct Views {
     /// What the write has read of the tree.
     stats: Arc<ReadStats>,
     shared: Arc<Shared>,
-    views: tokio::sync::Mutex<BTreeMap<Key, Arc<View>>>,
+    /// The view Lance starts from.
+    first: Arc<View>,
+    views: Mutex<BTreeMap<Key, Making>>,
 }
+
+/// A view that is there or on its way.
+type Making = SharedFuture<BoxFuture<'static, Result<Arc<View>>>>;
 
 /// Which view of a version: with the fragments in scope, or of its transaction alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,7 +182,7 @@ struct Key {
 
 impl Views {
     /// The view of `version`, made when it is first asked for.
-    pub(crate) async fn view(&self, version: u64) -> Result<Arc<View>> {
+    pub(crate) async fn view(self: &Arc<Self>, version: u64) -> Result<Arc<View>> {
         self.get(Key {
             version,
             bare: false,
@@ -185,16 +190,45 @@ impl Views {
         .await
     }
 
-    async fn get(&self, key: Key) -> Result<Arc<View>> {
-        let mut views = self.views.lock().await;
-        if let Some(view) = views.get(&key) {
-            return Ok(Arc::clone(view));
-        }
-        let other = Key {
-            bare: !key.bare,
-            ..key
+    /// A view is made by a task of its own: several ask for it, and the first may be part of a stream
+    /// that Lance does not poll until another has it.
+    async fn get(self: &Arc<Self>, key: Key) -> Result<Arc<View>> {
+        let making = {
+            let mut views = self.views.lock();
+            let other = Key {
+                bare: !key.bare,
+                ..key
+            };
+            let other = views.get(&other).cloned();
+            let begin = || {
+                let own = Arc::clone(self);
+                let task = SpawnedTask::spawn(async move { own.make(key, other).await });
+                let made = async move {
+                    task.await
+                        .map_err(|e| Error::internal(format!("a view's task ended: {e}")))?
+                };
+                made.boxed().shared()
+            };
+            views.entry(key).or_insert_with(begin).clone()
         };
-        let snapshot = match views.get(&other) {
+        let made = making.clone().await;
+        if made.is_err() {
+            // Whoever asks again may have more luck.
+            let mut views = self.views.lock();
+            if views.get(&key).is_some_and(|m| m.ptr_eq(&making)) {
+                views.remove(&key);
+            }
+        }
+        made
+    }
+
+    /// Makes a view. `other` is the other view of the same version.
+    async fn make(&self, key: Key, other: Option<Making>) -> Result<Arc<View>> {
+        let other = match other {
+            Some(other) => other.await.ok(),
+            None => None,
+        };
+        let snapshot = match other {
             Some(view) => Arc::clone(&view.snapshot),
             None => {
                 let reference = VersionRef::version(key.version);
@@ -207,9 +241,8 @@ impl Views {
         } else {
             self.scope.lock().clone()
         };
-        let view = Arc::new(View::new(snapshot, scope, &self.stats).await?);
-        views.insert(key, Arc::clone(&view));
-        Ok(view)
+        let view = View::new(snapshot, scope, &self.stats).await?;
+        Ok(Arc::new(view))
     }
 
     /// What the write has read of the tree: for the views, and where it counts itself.
@@ -231,16 +264,26 @@ impl Views {
     }
 
     /// Where Lance finds the view of the version at `location`.
-    pub(crate) async fn locate(&self, location: ManifestLocation) -> Result<ManifestLocation> {
+    pub(crate) async fn locate(
+        self: &Arc<Self>,
+        location: ManifestLocation,
+    ) -> Result<ManifestLocation> {
         self.locate_as(location, false).await
     }
 
     /// The same, for a version of which Lance reads nothing but the transaction.
-    pub(crate) async fn locate_bare(&self, location: ManifestLocation) -> Result<ManifestLocation> {
+    pub(crate) async fn locate_bare(
+        self: &Arc<Self>,
+        location: ManifestLocation,
+    ) -> Result<ManifestLocation> {
         self.locate_as(location, true).await
     }
 
-    async fn locate_as(&self, location: ManifestLocation, bare: bool) -> Result<ManifestLocation> {
+    async fn locate_as(
+        self: &Arc<Self>,
+        location: ManifestLocation,
+        bare: bool,
+    ) -> Result<ManifestLocation> {
         let version = location.version;
         let view = self.get(Key { version, bare }).await?;
         Ok(ManifestLocation {
@@ -271,25 +314,17 @@ impl Views {
         }
     }
 
-    /// Whether the view Lance starts from is of `snapshot`.
-    pub(crate) async fn begin_with(&self, snapshot: &Arc<Snapshot>) -> bool {
-        let views = self.views.lock().await;
-        let first = views.values().next();
-        first.is_some_and(|view| Arc::ptr_eq(&view.snapshot, snapshot))
+    /// The view Lance starts from.
+    pub(crate) fn first(&self) -> &Arc<View> {
+        &self.first
     }
 
-    /// The view Lance starts from, and where it finds it.
-    pub(crate) async fn first(&self) -> Result<(Arc<View>, ManifestLocation)> {
-        let views = self.views.lock().await;
-        let view = views
-            .values()
-            .next()
-            .ok_or_else(|| Error::internal("a write without a first version"))?;
-        let location = ManifestLocation {
-            size: Some(view.file.len() as u64),
-            ..self.location_at(view.snapshot.location().clone(), false)
-        };
-        Ok((Arc::clone(view), location))
+    /// Where Lance finds the view it starts from.
+    pub(crate) fn first_location(&self) -> ManifestLocation {
+        ManifestLocation {
+            size: Some(self.first.file.len() as u64),
+            ..self.location_at(self.first.snapshot.location().clone(), false)
+        }
     }
 }
 
@@ -342,7 +377,8 @@ impl ViewStores {
         };
         let uri = snapshot.uri().to_string();
         let stats = Arc::default();
-        let first = View::new(snapshot, scope.clone(), &stats).await?;
+        let first = Arc::new(View::new(snapshot, scope.clone(), &stats).await?);
+        let ready: BoxFuture<'static, _> = futures::future::ready(Ok(Arc::clone(&first))).boxed();
         let views = Arc::new(Views {
             id,
             uri,
@@ -350,7 +386,8 @@ impl ViewStores {
             scope: Mutex::new(scope),
             stats,
             shared: Arc::clone(&self.shared),
-            views: tokio::sync::Mutex::new(BTreeMap::from([(first_key, Arc::new(first))])),
+            first,
+            views: Mutex::new(BTreeMap::from([(first_key, ready.shared())])),
         });
         let mut writes = self.shared.writes.lock();
         writes.retain(|_, write| write.strong_count() > 0);
@@ -438,13 +475,19 @@ impl ViewStore {
 
     /// Waits until a transaction file that is on its way is there.
     async fn arrived(&self, location: &Path) {
-        let Some(name) = transaction_name(location) else {
-            return;
-        };
-        let pending = self.shared.pending.lock().get(name).cloned();
+        let name = transaction_name(location);
+        let pending = name.and_then(|name| self.shared.pending.lock().get(name).cloned());
         if let Some(pending) = pending {
             // Whoever commits hears what became of it.
             let _ = pending.await;
+        }
+    }
+
+    /// The same for one that is to go: nobody will commit with it.
+    async fn given_up(&self, location: &Path) {
+        self.arrived(location).await;
+        if let Some(name) = transaction_name(location) {
+            self.shared.pending.lock().remove(name);
         }
     }
 
@@ -548,7 +591,7 @@ impl ObjectStore for ViewStore {
                 let own = own.clone();
                 async move {
                     let location = location?;
-                    own.arrived(&location).await;
+                    own.given_up(&location).await;
                     own.check_own(location)
                 }
             })
