@@ -512,8 +512,9 @@ fn converts_there_and_back() {
         let senseless = tables.run(&["convert", &tables.uri(), "--to", "flat", size, "1k"]);
         assert_eq!(senseless.status.code(), Some(2));
     }
+    let uri = tables.uri();
     let sizes = ["--buffer-bytes", "64k", "--since-root-bytes", "9000"];
-    let shaped = [&["convert", &tables.uri(), "--force"], &sizes[..]].concat();
+    let shaped = [&["convert", &uri, "--force"], &sizes[..]].concat();
     let shaped = tables.run(&shaped);
     assert!(shaped.status.success(), "{shaped:?}");
     let tree = tables.json(&["inspect", &tables.uri(), "--format", "json"]);
