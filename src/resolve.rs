@@ -3,6 +3,7 @@
 use std::path::Path as FsPath;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
@@ -229,6 +230,16 @@ pub(crate) struct Located {
     pub tail: Option<Bytes>,
 }
 
+/// A version as it was committed by this process.
+#[derive(Debug, Clone)]
+pub(crate) struct Written {
+    pub location: ManifestLocation,
+    /// The manifest file.
+    pub file: Bytes,
+    /// A moment at which it was not committed yet.
+    pub at: Instant,
+}
+
 /// One version of the history.
 #[derive(Debug, Clone)]
 pub(crate) struct VersionEntry {
@@ -283,7 +294,8 @@ impl Table {
         Ok(table.located(location))
     }
 
-    fn located(self, location: ManifestLocation) -> Located {
+    /// A version at `location`, of which nothing was read.
+    pub(crate) fn located(self, location: ManifestLocation) -> Located {
         Located {
             uri: self.uri,
             base: self.base,

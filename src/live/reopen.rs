@@ -9,10 +9,9 @@ use lance_io::object_store::ObjectStoreParams;
 use super::check::{Gone, same_manifest, says_missing};
 use crate::error::{Error, Result};
 use crate::manifest::{read_manifest, split_manifest};
-use crate::resolve::{Located, Table, VersionAt, VersionRef};
+use crate::resolve::{Located, Table, VersionAt, VersionRef, Written};
 use crate::snapshot::{OpenOptions, Snapshot};
 use crate::tree::object::Limits;
-use crate::write::Written;
 
 /// How often the latest version is looked up when a cleanup takes it before it is read.
 const OPEN_ATTEMPTS: u32 = 3;
@@ -55,11 +54,8 @@ impl Snapshot {
     ) -> Result<Arc<Self>> {
         let table = self.table(options.limits).await?;
         let located = Located {
-            uri: table.uri.clone(),
-            base: table.base.clone(),
-            store: Arc::clone(&table.store),
-            location: written.location.clone(),
             tail: Some(written.file.clone()),
+            ..table.clone().located(written.location.clone())
         };
         let session = self.shell().session();
         Self::open_located(table, located, self.params().clone(), session, options).await

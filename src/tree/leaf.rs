@@ -4,7 +4,7 @@
 //! the id and row-count columns alone. Decoding checks every rule a leaf can break by itself
 //! (spec, "Leaf format"); what depends on the reference is checked by [`Leaf::check`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
@@ -328,8 +328,8 @@ impl MappingColumn {
     }
 }
 
-/// Combinations of mappings that are remembered as checked.
-const CHECKED_MAPPINGS: usize = 1 << 10;
+/// Combinations of mappings that are found again without a hash.
+const CHECKED_MAPPINGS: u32 = 1 << 10;
 
 /// The columns of a list of data files.
 #[derive(Debug)]
@@ -377,10 +377,11 @@ impl FileColumns {
         Ok(columns)
     }
 
-    /// Checks the mapping rules of every combination, most of them once: those checked are remembered
-    /// by a few bits of them, for there are as many as a fragment has files, thousands of times over.
+    /// Checks the mapping rules once per distinct combination. There are as many as a fragment has
+    /// files, thousands of times over, so those met of late are found without a hash.
     fn check_mappings(&self, object: &str, name: &str) -> Result<()> {
-        let mut checked = vec![None; CHECKED_MAPPINGS];
+        let mut checked = HashSet::new();
+        let mut recent = [None; CHECKED_MAPPINGS as usize];
         for row in 0..self.path.len() {
             let key = (
                 self.field_ids.key(row),
@@ -389,12 +390,12 @@ impl FileColumns {
                 self.minor.value(row),
             );
             // Keys are never negative.
-            let place =
-                key.0.unsigned_abs() as usize ^ (key.1.unsigned_abs() as usize).rotate_left(5);
-            let Some(known) = checked.get_mut(place % CHECKED_MAPPINGS) else {
+            let place = key.0.unsigned_abs() ^ key.1.unsigned_abs().rotate_left(5);
+            let place = usize::try_from(place % CHECKED_MAPPINGS).unwrap_or_default();
+            let Some(last) = recent.get_mut(place) else {
                 return Err(Error::internal("a place outside its table"));
             };
-            if *known == Some(key) {
+            if last.replace(key) == Some(key) || !checked.insert(key) {
                 continue;
             }
             check_mapping(
@@ -404,7 +405,6 @@ impl FileColumns {
                 self.field_ids.get(row),
                 self.column_indices.get(row),
             )?;
-            *known = Some(key);
         }
         Ok(())
     }

@@ -45,6 +45,7 @@ use super::view::{View, Views};
 use crate::error::{Error, Result};
 use crate::manifest::{FOOTER_BYTES, frame_manifest};
 use crate::ranges::FragmentRanges;
+use crate::resolve::Written;
 use crate::snapshot::{Catalog, Snapshot, TreeCatalog};
 use crate::tree_scan::{WalkOptions, WalkState};
 
@@ -154,16 +155,6 @@ pub(crate) struct TreeCommitHandler {
     /// word anyhow.
     fresh_until: Mutex<Option<Instant>>,
     outcome: Mutex<Outcome>,
-}
-
-/// A version as it was committed.
-#[derive(Debug, Clone)]
-pub(crate) struct Written {
-    pub location: ManifestLocation,
-    /// The manifest file.
-    pub file: Bytes,
-    /// A moment at which it was not committed yet.
-    pub at: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -796,11 +787,19 @@ impl CommitHandler for TreeCommitHandler {
         let name = manifest.transaction_file.clone().unwrap_or_default();
         let recorded = self.views.transaction_file(&name);
         let inline = transaction.is_some();
-        let next = self.next_version(manifest, indices, manifest_writer, transaction);
-        let file = Box::pin(next).await.map_err(|e| self.failed(e))?;
         if !inline {
+            // Then it is read from there.
             recorded.clone().await.map_err(|e| self.failed(e))?;
         }
+        let next = self.next_version(manifest, indices, manifest_writer, transaction);
+        let file = match Box::pin(next).await {
+            Ok(file) => file,
+            Err(error) => {
+                // Lance removes the file of a commit that failed. It must not come after that.
+                let _ = recorded.await;
+                return Err(self.failed(error));
+            }
+        };
         let at = Instant::now();
         let publishing = publish_bytes(
             &self.inner,

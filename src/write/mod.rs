@@ -36,7 +36,6 @@ mod view;
 
 pub use cleanup::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};
 pub use commit::CommitReport;
-pub(crate) use commit::Written;
 pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use create::CreateOptions;
 pub(crate) use policy::CONFIG_PREFIX;

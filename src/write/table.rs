@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use url::Url;
 
 use super::cleanup::after_commit;
-use super::commit::{CommitReport, TreeCommitHandler, Written};
+use super::commit::{CommitReport, TreeCommitHandler};
 use super::grow::optimize;
 use super::policy::TreePolicy;
 use super::publish::{DONE, unchanging_operation};
@@ -26,7 +26,7 @@ use super::view::{ViewStores, Views};
 use crate::error::{Error, Result};
 use crate::manifest::check_writable;
 use crate::ranges::FragmentRanges;
-use crate::resolve::{VersionAt, VersionRef};
+use crate::resolve::{VersionAt, VersionRef, Written};
 use crate::snapshot::{Catalog, Layout, OpenOptions, Snapshot};
 use crate::tree::object::{DEFAULT_CACHE_BYTES, ObjectCache, ReadStats};
 
