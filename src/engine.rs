@@ -19,7 +19,7 @@ use crate::dml::CaptureChange;
 use crate::error::{Error, Result};
 use crate::functions::MetadataFunction;
 use crate::live::{LiveTable, OneVersion, Refresh, follow};
-use crate::optimizer::CountNonNull;
+use crate::optimizer::{CountNonNull, show_sources};
 use crate::provider::{SnapshotProvider, SystemColumns};
 use crate::resolve::{VersionAt, VersionRef, display_uri};
 use crate::snapshot::{OpenOptions, Snapshot};
@@ -235,10 +235,12 @@ impl Engine {
     }
 
     /// Teaches `ctx` `STORED AS LANCE`, the metadata table functions, to answer a count of a non-null
-    /// column as a count of rows, and to see live tables at their current versions.
+    /// column as a count of rows, to show in EXPLAIN where a count comes from, and to see live tables
+    /// at their current versions.
     ///
     /// The last is by wrapping the session's list of catalogs: catalogs and schemas registered before
-    /// or after are reached through it, a list registered after is not.
+    /// or after are reached through it, a list registered after is not. The one before builds the
+    /// session's state again, which forgets prepared statements: call this first.
     pub fn register(&self, ctx: &SessionContext) {
         let factory = Arc::new(LanceTableFactory::new(self.clone()));
         ctx.state_ref()
@@ -251,6 +253,7 @@ impl Engine {
         ctx.add_optimizer_rule(Arc::new(CountNonNull));
         ctx.add_analyzer_rule(Arc::new(OneVersion));
         ctx.add_analyzer_rule(Arc::new(CaptureChange));
+        show_sources(ctx);
         follow(ctx);
     }
 

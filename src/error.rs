@@ -67,7 +67,7 @@ pub enum Error {
         source: Arc<object_store::Error>,
     },
     /// Lance failed.
-    #[error("{context}: {source}")]
+    #[error("{context}: {}", plain_message(&.source.to_string()))]
     Lance {
         /// What was being done, with the object.
         context: String,
@@ -75,7 +75,7 @@ pub enum Error {
         source: Arc<lance::Error>,
     },
     /// DataFusion or Arrow failed.
-    #[error("{context}: {source}")]
+    #[error("{context}: {}", plain_message(&.source.to_string()))]
     DataFusion {
         /// What was being done.
         context: String,
@@ -173,8 +173,54 @@ impl Error {
     }
 }
 
+/// A message without what Lance adds for its own developers: after each level of an error the place
+/// in the source it was built from, a path on another machine; and a kind that two levels both name.
+///
+/// The errors of this crate are shown like this already. It is for those that come through DataFusion
+/// from Lance directly, as those of a running scan do.
+pub fn plain_message(message: &str) -> String {
+    const KIND: &str = "Invalid user input: ";
+    let mut message = message.to_string();
+    let mut from = 0;
+    while let Some(found) = message[from..].find(".rs:") {
+        let colon = from + found + ".rs".len();
+        let rest = message[colon..]
+            .find(|c: char| c != ':' && !c.is_ascii_digit())
+            .map_or(message.len(), |n| colon + n);
+        let start = message[..colon].rfind(", ");
+        match start.filter(|start| *start >= from && message[*start..colon].contains('/')) {
+            Some(start) => {
+                message.replace_range(start..rest, "");
+                from = start;
+            }
+            None => from = rest,
+        }
+    }
+    while let Some(at) = message.find(&KIND.repeat(2)) {
+        message.replace_range(at..at + KIND.len(), "");
+    }
+    message
+}
+
 impl From<Error> for DataFusionError {
     fn from(error: Error) -> Self {
         Self::External(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_nothing_of_the_machine_that_built_them() {
+        let inner = lance::Error::invalid_input("no column x/y.rs:name, or y");
+        let outer = lance::Error::invalid_input_source(Box::new(inner));
+        assert!(outer.to_string().contains(".rs:"), "{outer}");
+        let error = Error::lance("cannot update t", outer);
+        assert_eq!(
+            error.to_string(),
+            "cannot update t: Invalid user input: no column x/y.rs:name, or y"
+        );
     }
 }

@@ -106,7 +106,7 @@ use {getrandom_0_2 as _, md5 as _};
 
 pub use catalog::{DirectorySchema, LanceTableFactory};
 pub use engine::{Engine, EngineOptions, TableOptions};
-pub use error::{Error, Result};
+pub use error::{Error, Result, plain_message};
 pub use live::{LiveTable, Refresh};
 pub use optimizer::CountNonNull;
 pub use provider::{SnapshotProvider, SystemColumns};

@@ -101,8 +101,8 @@ pub struct SnapshotProvider {
     domain: AddressDomain,
     /// The table that this is a version of, when it was asked for its latest one.
     followed: Option<LiveTable>,
-    /// What the statement that this is the target of asks for.
-    asked: Option<Arc<Request>>,
+    /// What the statement that this is the target of asks for, or why it cannot be had.
+    asked: Option<Result<Arc<Request>>>,
 }
 
 /// What becomes of one filter. Decided once, by [`SnapshotProvider::classify`]; both the answer to
@@ -176,7 +176,7 @@ impl SnapshotProvider {
     }
 
     /// Remembers what a statement asks this table for.
-    pub(crate) fn asked(mut self, request: Arc<Request>) -> Self {
+    pub(crate) fn asked(mut self, request: Result<Arc<Request>>) -> Self {
         self.asked = Some(request);
         self
     }
@@ -230,7 +230,8 @@ impl SnapshotProvider {
     ) -> DFResult<Arc<dyn ExecutionPlan>> {
         let request = self.request(rows, filter, projection, limit)?;
         let fragments = rows.fragments().intersect(&self.domain.fragments());
-        if fragments.is_empty() {
+        let counts_rows = request.columns.is_empty() && request.filter.is_none();
+        if fragments.is_empty() && !counts_rows {
             return Ok(Arc::new(EmptyExec::new(request.schema)));
         }
         // A plan over every fragment there can be is a plan over all: the root answers its count.
@@ -248,8 +249,7 @@ impl SnapshotProvider {
             fragments,
             residual,
         };
-        let counts_known = scan.estimate.is_some();
-        if scan.request.columns.is_empty() && scan.request.filter.is_none() && counts_known {
+        if counts_rows && scan.estimate.is_some() {
             let count = FragmentCountExec::count(scan, state.task_ctx()).await?;
             return Ok(Arc::new(count));
         }

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow::array::{RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
-use datafusion::common::Result as DFResult;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{Column, Result as DFResult, ScalarValue};
 use datafusion::datasource::sink::{DataSink, DataSinkExec};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::expressions::Column as InputColumn;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -31,15 +32,52 @@ use crate::provider::SnapshotProvider;
 use crate::resolve::display_uri;
 use crate::write::TreeTable;
 
-/// An expression as SQL that Lance reads: it quotes names with backticks.
+/// An expression as SQL that Lance reads: it quotes names with backticks. Lance's own parser knows
+/// few expressions, and leaves a call of a function, arguments and all, to DataFusion's, which knows
+/// the rest. So it gets a call that changes nothing.
 pub(super) fn lance_sql(expr: &Expr) -> Result<String> {
     let dialect = CustomDialectBuilder::new()
         .with_identifier_quote_style('`')
         .build();
-    Unparser::new(&dialect)
-        .expr_to_sql(expr)
-        .map(|sql| sql.to_string())
-        .map_err(|e| Error::datafusion(format!("cannot hand {expr} over to Lance"), e))
+    let failed = |e| Error::datafusion(format!("cannot hand {expr} over to Lance"), e);
+    // The unparser has no words for bytes. No column has a name like that of their place.
+    let place = |index: usize| format!("\0{index}");
+    let mut bytes = Vec::new();
+    let spoken = expr
+        .clone()
+        .transform(|e| {
+            let Some(literal) = bytes_of(&e) else {
+                return Ok(Transformed::no(e));
+            };
+            let name = place(bytes.len());
+            bytes.push(literal);
+            Ok(Transformed::yes(Expr::Column(Column::new_unqualified(
+                name,
+            ))))
+        })
+        .map_err(failed)?;
+    let sql = Unparser::new(&dialect)
+        .expr_to_sql(&spoken.data)
+        .map_err(failed)?;
+    let mut sql = format!("coalesce({sql})");
+    for (index, bytes) in bytes.iter().enumerate() {
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        sql = sql.replace(&format!("`{}`", place(index)), &format!("X'{hex}'"));
+    }
+    Ok(sql)
+}
+
+fn bytes_of(expr: &Expr) -> Option<Vec<u8>> {
+    let Expr::Literal(value, _) = expr else {
+        return None;
+    };
+    match value {
+        ScalarValue::Binary(bytes)
+        | ScalarValue::BinaryView(bytes)
+        | ScalarValue::LargeBinary(bytes)
+        | ScalarValue::FixedSizeBinary(_, bytes) => bytes.clone(),
+        _ => None,
+    }
 }
 
 /// A plan that appends the rows of `input` to the table of `provider`, or replaces its rows by them.
@@ -70,7 +108,7 @@ pub(crate) fn insert_plan(
         .take(schema.fields().len())
         .enumerate()
         .map(|(index, field)| {
-            let column: Arc<dyn PhysicalExpr> = Arc::new(Column::new(field.name(), index));
+            let column: Arc<dyn PhysicalExpr> = Arc::new(InputColumn::new(field.name(), index));
             (column, field.name().clone())
         });
     let input = ProjectionExec::try_new(own.collect::<Vec<_>>(), input)

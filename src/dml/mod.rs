@@ -70,17 +70,17 @@ pub(crate) fn writable(provider: &SnapshotProvider) -> Result<(TreeTable, LiveTa
 /// What `request` means for `provider`.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] when the session did not capture what was asked for, or for a system column
-/// that cannot be set.
+/// [`Error::InvalidInput`] when the session did not capture what was asked for, when that cannot be
+/// had, or for a system column that cannot be set.
 pub(crate) fn change(
     provider: &SnapshotProvider,
-    request: Option<&Arc<Request>>,
+    request: Option<&Result<Arc<Request>>>,
 ) -> Result<Change> {
-    let request = request.ok_or_else(|| {
+    let request = request.cloned().ok_or_else(|| {
         Error::invalid(
             "this session plans DELETE and UPDATE without fragtree's rules: call Engine::register on it, or use write::TreeTable",
         )
-    })?;
+    })??;
     if request.assignments.is_empty() {
         return Ok(Change::Delete(request.filters.clone()));
     }

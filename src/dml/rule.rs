@@ -13,7 +13,6 @@ use datafusion::optimizer::AnalyzerRule;
 
 use super::Request;
 use crate::error::{Error, Result};
-use crate::live::Unavailable;
 use crate::provider::SnapshotProvider;
 
 /// Puts what a `DELETE` or `UPDATE` asks for into its target. The last analyzer rule: expressions
@@ -40,21 +39,19 @@ fn capture(statement: DmlStatement) -> DFResult<Transformed<LogicalPlan>> {
     let Ok(provider) = source_as_provider(&statement.target) else {
         return unchanged(statement);
     };
-    if let Some(gone) = provider.downcast_ref::<Unavailable>() {
-        return Err(gone.error().clone().into());
-    }
     let Some(provider) = provider.downcast_ref::<SnapshotProvider>() else {
         return unchanged(statement);
     };
+    // A refusal is kept too, for the planner to meet: from here it would carry this rule's name.
     let request = match &statement.op {
-        WriteOp::Delete => Request {
-            filters: filters_of(&statement.input, "DELETE")?,
+        WriteOp::Delete => filters_of(&statement.input, "DELETE").map(|filters| Request {
+            filters,
             assignments: Vec::new(),
-        },
-        WriteOp::Update => update_of(&statement.input)?,
+        }),
+        WriteOp::Update => update_of(&statement.input),
         WriteOp::Insert(_) | WriteOp::Ctas | WriteOp::Truncate => return unchanged(statement),
     };
-    let target = provider.clone().asked(Arc::new(request));
+    let target = provider.clone().asked(request.map(Arc::new));
     Ok(Transformed::yes(LogicalPlan::Dml(DmlStatement::new(
         statement.table_name,
         provider_as_source(Arc::new(target)),

@@ -12,6 +12,7 @@ use datafusion::catalog::{
 };
 use datafusion::common::{DataFusionError, Result as DFResult};
 use datafusion::datasource::ViewTable;
+use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::{Expr, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
@@ -145,7 +146,7 @@ impl SchemaProvider for LiveSchema {
 }
 
 /// A registered table whose current version cannot be had. It can be described and dropped; a query
-/// of it fails with the reason.
+/// of it, and a change, fail with the reason.
 #[derive(Debug)]
 pub(crate) struct Unavailable {
     schema: SchemaRef,
@@ -185,6 +186,36 @@ impl TableProvider for Unavailable {
         _filters: &[Expr],
         _limit: Option<usize>,
     ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Err(self.error.clone().into())
+    }
+
+    async fn insert_into(
+        &self,
+        _state: &dyn Session,
+        _input: Arc<dyn ExecutionPlan>,
+        _insert_op: InsertOp,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Err(self.error.clone().into())
+    }
+
+    async fn delete_from(
+        &self,
+        _state: &dyn Session,
+        _filters: Vec<Expr>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Err(self.error.clone().into())
+    }
+
+    async fn update(
+        &self,
+        _state: &dyn Session,
+        _assignments: Vec<(String, Expr)>,
+        _filters: Vec<Expr>,
+    ) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Err(self.error.clone().into())
+    }
+
+    async fn truncate(&self, _state: &dyn Session) -> DFResult<Arc<dyn ExecutionPlan>> {
         Err(self.error.clone().into())
     }
 }

@@ -16,7 +16,7 @@ use datafusion::common::stats::Precision;
 use datafusion::common::{DataFusionError, Result as DFResult, Statistics};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, SchedulingType};
 use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet, RecordOutput};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
@@ -36,11 +36,22 @@ use crate::tree_scan::{WalkOptions, WalkState};
 /// expression over them makes an array of this length.
 const BATCH_ROWS: u64 = 1 << 16;
 
-/// Gives as many rows without columns as the fragments of a plan hold.
+/// What the node gives out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Output {
+    /// As many rows as were counted, up to the limit of the plan.
+    Counted,
+    /// One row, for the literal above that is the count.
+    One,
+}
+
+/// Gives as many rows without columns as the fragments of a plan hold; or one row, below a literal
+/// that says how many.
 #[derive(Debug)]
 pub(crate) struct FragmentCountExec {
     plan: ScanPlan,
     rows: u64,
+    output: Output,
     properties: Arc<PlanProperties>,
     metrics: NodeMetrics,
 }
@@ -65,28 +76,44 @@ impl FragmentCountExec {
             context,
         };
         let rows = counter.count().await?;
-        Ok(Self::new(plan, rows, counter.metrics))
+        Ok(Self::new(plan, rows, Output::Counted, counter.metrics))
     }
 
-    fn new(plan: ScanPlan, rows: u64, metrics: NodeMetrics) -> Self {
+    /// The same count, as the source of the one row of a literal.
+    pub(crate) fn answered(&self) -> Self {
+        let metrics = self.metrics.clone();
+        Self::new(self.plan.clone(), self.rows, Output::One, metrics)
+    }
+
+    fn new(plan: ScanPlan, rows: u64, output: Output, metrics: NodeMetrics) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(Arc::clone(&plan.request.schema)),
             Partitioning::UnknownPartitioning(1),
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
+        // One row is soon given; many would have to be given with pauses.
+        let scheduling = match output {
+            Output::Counted => SchedulingType::NonCooperative,
+            Output::One => SchedulingType::Cooperative,
+        };
+        let properties = properties.with_scheduling_type(scheduling);
         Self {
             plan,
             rows,
+            output,
             properties: Arc::new(properties),
             metrics,
         }
     }
 
-    /// Rows given out: those counted, up to the limit.
     fn rows_out(&self) -> u64 {
+        let rows = match self.output {
+            Output::Counted => self.rows,
+            Output::One => 1,
+        };
         let fetch = self.plan.request.fetch.map_or(u64::MAX, |f| f as u64);
-        self.rows.min(fetch)
+        rows.min(fetch)
     }
 }
 
@@ -153,7 +180,12 @@ impl ExecutionPlan for FragmentCountExec {
         let mut request = plan.request.as_ref().clone();
         request.fetch = limit;
         plan.request = Arc::new(request);
-        Some(Arc::new(Self::new(plan, self.rows, self.metrics.clone())))
+        Some(Arc::new(Self::new(
+            plan,
+            self.rows,
+            self.output,
+            self.metrics.clone(),
+        )))
     }
 
     fn fetch(&self) -> Option<usize> {

@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arrow::array::AsArray;
-use arrow::datatypes::Int64Type;
+use arrow::array::{AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::prelude::SessionContext;
 use fragtree::write::{RowsReport, TreeTable, WriteOptions};
 use fragtree::{FragmentRanges, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, verify};
 use futures::FutureExt;
+use lance::dataset::NewColumnTransform;
 use lance::dataset::optimize::CompactionOptions;
 use lance_table::transaction::{Operation, Transaction};
 
 use crate::probe::{Act, Probe};
-use crate::twin::{Change, Twin, base_rows, copy_folder, stream_of, text, tiny};
+use crate::twin::{Change, FRAGMENTS, Twin, base_rows, copy_folder, stream_of, text, tiny};
 
 /// Which requests of a writer fail.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +72,8 @@ fn writing() -> WriteOptions {
     }
 }
 
-async fn ids(uri: &str) -> Vec<i64> {
+/// The one column of a query of `t`, the table at `uri`.
+async fn numbers(uri: &str, query: &str) -> Vec<i64> {
     let snapshot = Snapshot::open(uri, OpenOptions::default())
         .await
         .expect("opens");
@@ -79,16 +81,15 @@ async fn ids(uri: &str) -> Vec<i64> {
     let ctx = SessionContext::new();
     ctx.register_table("t", Arc::new(provider))
         .expect("registers");
-    let rows = ctx
-        .sql("SELECT id * 1000000 + g AS row FROM t ORDER BY row")
-        .await
-        .expect("plans")
-        .collect()
-        .await
-        .expect("runs");
+    let frame = ctx.sql(query).await.expect("plans");
+    let rows = frame.collect().await.expect("runs");
     rows.iter()
         .flat_map(|b| b.column(0).as_primitive::<Int64Type>().values().to_vec())
         .collect()
+}
+
+async fn ids(uri: &str) -> Vec<i64> {
+    numbers(uri, "SELECT id * 1000000 + g AS row FROM t ORDER BY row").await
 }
 
 async fn check(uri: &str, what: &str) {
@@ -223,29 +224,55 @@ async fn a_writer_may_die_at_any_request() {
     }
 }
 
+/// The values that a backfill gives the four rows of a fragment of the twins' first rows: ten times
+/// their id.
+fn filling(fragment: u32) -> RecordBatch {
+    let schema = Schema::new(vec![Field::new("filled", DataType::Int64, true)]);
+    let first = i64::from(fragment) * 4;
+    let values = Int64Array::from_iter_values((first..first + 4).map(|id| id * 10));
+    RecordBatch::try_new(Arc::new(schema), vec![Arc::new(values)]).expect("a batch")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_acknowledged_change_of_many_writers_is_there_once() {
-    const WRITERS: i64 = 16;
-    const ROUNDS: i64 = 2;
+    const WRITERS: u32 = 16;
+    const ROUNDS: u32 = 2;
     let twin = Twin::make(false).await;
     let uri = twin.tree_uri().to_string();
     let before: Vec<i64> = ids(&uri).await.iter().map(|row| row / 1_000_000).collect();
+    let filled = Schema::new(vec![Field::new("filled", DataType::Int64, true)]);
+    let open = async |uri: &str| {
+        TreeTable::open(uri, OpenOptions::default(), writing())
+            .await
+            .expect("opens")
+    };
+    open(&uri)
+        .await
+        .add_columns(NewColumnTransform::AllNulls(Arc::new(filled)), None, None)
+        .await
+        .expect("adds a column");
     let writers = (0..WRITERS).map(|writer| {
         let uri = uri.clone();
         SpawnedTask::spawn(async move {
-            let table = TreeTable::open(&uri, OpenOptions::default(), writing())
-                .await
-                .expect("opens");
+            let table = open(&uri).await;
             let mut races = 0;
             for round in 0..ROUNDS {
-                let first = 10_000 * (writer + 1) + round * 10;
+                let first = i64::from(10_000 * (writer + 1) + round * 10);
                 let rows = stream_of(base_rows(first..first + 4, "mine"));
                 races += table.append(rows).await.expect("appends").lost_races;
-                // Rows of its own, rows that nobody else wants, and rows of fragments others change.
-                let mine = format!("id = {first} OR id = {}", writer + round * WRITERS);
+                // A row of its own; and one of a fragment from which another deletes too, and which a
+                // third fills.
+                let turn = writer + round * WRITERS;
+                let mine = format!("id = {first} OR id = {}", turn * 2);
                 let RowsReport { rows, commit } = table.delete(&mine).await.expect("deletes");
                 assert_eq!(rows, 2, "{mine}");
                 races += commit.lost_races;
+                let fragment = WRITERS * ROUNDS - 1 - turn;
+                if fragment < FRAGMENTS {
+                    let values = stream_of(filling(fragment));
+                    let file = table.write_columns(fragment, values).await.expect("writes");
+                    races += table.backfill(vec![file]).await.expect("fills").lost_races;
+                }
             }
             races
         })
@@ -256,17 +283,25 @@ async fn every_acknowledged_change_of_many_writers_is_there_once() {
     }
     let mut expected: Vec<i64> = before
         .into_iter()
-        .filter(|id| *id >= ROUNDS * WRITERS)
+        .filter(|id| *id >= i64::from(2 * ROUNDS * WRITERS) || id % 2 == 1)
         .chain((0..WRITERS).flat_map(|writer| {
             (0..ROUNDS).flat_map(move |round| {
-                let first = 10_000 * (writer + 1) + round * 10;
+                let first = i64::from(10_000 * (writer + 1) + round * 10);
                 first + 1..first + 4
             })
         }))
         .collect();
     expected.sort_unstable();
-    let found: Vec<i64> = ids(&uri).await.iter().map(|row| row / 1_000_000).collect();
+    let found = numbers(&uri, "SELECT id FROM t ORDER BY id").await;
     assert_eq!(found, expected);
+    let filled = numbers(&uri, "SELECT filled FROM t WHERE id < 1000 ORDER BY id").await;
+    let tenfold = |id: &i64| (*id < 1000).then_some(id * 10);
+    assert_eq!(
+        filled,
+        expected.iter().filter_map(tenfold).collect::<Vec<_>>()
+    );
+    let others = "SELECT count(filled) FROM t WHERE id >= 1000";
+    assert_eq!(numbers(&uri, others).await, [0]);
     assert!(races > 0, "nobody ever lost a race");
     check(&uri, "many writers").await;
 }

@@ -76,6 +76,9 @@ pub(crate) struct Twin {
 
 const ROWS_PER_FILE: usize = 4;
 
+/// Fragments of a twin at first, each of `ROWS_PER_FILE` rows with ids in order.
+pub(crate) const FRAGMENTS: u32 = 30;
+
 fn signed(number: usize) -> i64 {
     i64::try_from(number).expect("small")
 }
@@ -152,7 +155,10 @@ impl Twin {
         let tree = folder.path().join("tree.lance");
         let mut dataset = InsertBuilder::new(text(&flat).as_str())
             .with_params(&params(WriteMode::Create, stable))
-            .execute(vec![base_rows(0..120, "first")])
+            .execute(vec![base_rows(
+                0..i64::from(FRAGMENTS) * signed(ROWS_PER_FILE),
+                "first",
+            )])
             .await
             .expect("writes");
         copy_folder(&flat, &tree);

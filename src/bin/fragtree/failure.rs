@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use datafusion::error::DataFusionError;
+use fragtree::plain_message;
 
 /// Why a command stopped.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ fn unwrapped<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) 
 }
 
 fn one_line(error: &(dyn Error + 'static)) -> String {
-    let text = error.to_string();
+    let text = plain_message(&error.to_string());
     let lines: Vec<_> = text
         .lines()
         .map(str::trim)
