@@ -23,7 +23,7 @@ use lance_core::datatypes::BlobHandling;
 use lance_io::object_store::{
     ObjectStore, ObjectStoreParams, StorageOptionsAccessor, WrappingObjectStore,
 };
-use lance_table::format::{Fragment, IndexMetadata, Manifest, Transaction, pb};
+use lance_table::format::{IndexMetadata, Manifest, Transaction, pb};
 use lance_table::io::commit::{
     CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme, ManifestWriter,
     commit_handler_from_url,
@@ -713,9 +713,4 @@ impl CommitHandler for PinnedHandler {
             "a fragtree snapshot is read-only: write to the table through Lance or convert it",
         )))
     }
-}
-
-/// Lance's fragment for a record of this snapshot.
-pub(crate) fn lance_fragment(label: &str, record: pb::DataFragment) -> Result<Fragment> {
-    crate::tree::record::to_fragment(label, record)
 }

@@ -12,6 +12,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use datafusion::common::runtime::SpawnedTask;
@@ -28,6 +29,7 @@ use crate::tree::leaf::Leaf;
 use crate::tree::mutation::{Mutation, Pending, replay};
 use crate::tree::node::{Child, ID_END, Node, NodeContext};
 use crate::tree::object::{Owner, ReadStats};
+use crate::tree::record::to_fragment;
 use crate::tree::summary::{Counts, Tally};
 
 /// Settings of a walk.
@@ -87,11 +89,13 @@ impl SequenceLedger {
     }
 }
 
-/// What the parts of one operation share: counters and the sequences seen.
+/// What the parts of one operation share: counters, the sequences seen, and its share of the cache.
 #[derive(Debug, Clone, Default)]
 pub struct WalkState {
     pub(crate) stats: Arc<ReadStats>,
     pub(crate) ledger: Arc<SequenceLedger>,
+    /// Bytes of leaves that the operation added to the cache.
+    pub(crate) kept: Arc<AtomicU64>,
 }
 
 impl WalkState {
@@ -99,7 +103,7 @@ impl WalkState {
     pub fn with_stats(stats: Arc<ReadStats>) -> Self {
         Self {
             stats,
-            ledger: Arc::default(),
+            ..Self::default()
         }
     }
 
@@ -173,7 +177,12 @@ impl ResolvedFragment {
     /// # Errors
     /// [`Error::Lance`] when Lance cannot take the record.
     pub fn fragment(&self) -> Result<Fragment> {
-        crate::snapshot::lance_fragment(&format!("fragment {}", self.id), self.record()?)
+        match &self.source {
+            Source::Leaf { leaf, row, owner } => leaf.fragment(*row as usize, *owner),
+            Source::Record(_) | Source::Flat(..) => {
+                to_fragment(&format!("fragment {}", self.id), self.record()?)
+            }
+        }
     }
 
     /// Calls `visit` for each data file, without building the record where a leaf holds it.
@@ -282,6 +291,7 @@ impl TreeCatalog {
                 &work.child.path,
                 work.child.object_size,
                 &state.stats,
+                &state.kept,
             )
             .await?;
         leaf.check(&work.child, &self.context(&object, work))?;

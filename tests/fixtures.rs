@@ -13,6 +13,7 @@ use fragtree::{
     WalkState,
 };
 use futures::TryStreamExt;
+use lance_table::format::Fragment;
 use prost::Message;
 use serde_json::Value;
 
@@ -175,6 +176,11 @@ async fn check_valid(expected: &Value, table: &Path) {
 fn check_record(name: &str, fragment: &fragtree::ResolvedFragment, listed: &Value) {
     let record = fragment.record().expect("a record");
     let label = format!("{name}, fragment {}", record.id);
+    assert_eq!(
+        fragment.fragment().expect("a fragment"),
+        Fragment::try_from(record.clone()).expect("Lance takes it"),
+        "{label}"
+    );
     assert_eq!(
         record.physical_rows,
         number(listed, "physical_rows"),

@@ -24,7 +24,7 @@ use lance::Dataset;
 use lance::datafusion::LanceTableProvider;
 use lance::dataset::builder::DatasetBuilder;
 use lance_io::object_store::{ObjectStoreParams, WrappingObjectStore};
-use lance_table::format::pb;
+use lance_table::format::{Fragment, pb};
 use prost::Message;
 use tokio::task::JoinSet;
 
@@ -186,11 +186,13 @@ impl Seen {
         self.deleted += deleted;
     }
 
-    fn record(&mut self, record: &pb::DataFragment, hash: bool) {
+    fn fragment(&mut self, fragment: &Fragment) {
+        self.files += fragment.files.len();
+    }
+
+    fn record(&mut self, record: &pb::DataFragment) {
         self.files += record.files.len();
-        if hash {
-            record.encode_to_vec().hash(&mut self.hash);
-        }
+        record.encode_to_vec().hash(&mut self.hash);
     }
 
     fn answer(&self) -> String {
@@ -376,8 +378,8 @@ impl<'a> Run<'a> {
                     seen.counts(fragment.id, rows, deleted.unwrap_or_default() as u64);
                     match touch {
                         Touch::Counts => {}
-                        Touch::Records => seen.files += fragment.files.len(),
-                        Touch::Hash => seen.record(&pb::DataFragment::from(fragment), true),
+                        Touch::Records => seen.fragment(fragment),
+                        Touch::Hash => seen.record(&pb::DataFragment::from(fragment)),
                     }
                 }
             }
@@ -391,8 +393,10 @@ impl<'a> Run<'a> {
                         let rows = fragment.physical_rows().unwrap_or_default();
                         let deleted = fragment.deleted_rows().unwrap_or_default();
                         seen.counts(u64::from(fragment.id()), rows, deleted);
-                        if touch != Touch::Counts {
-                            seen.record(&fragment.record()?, touch == Touch::Hash);
+                        match touch {
+                            Touch::Counts => {}
+                            Touch::Records => seen.fragment(&fragment.fragment()?),
+                            Touch::Hash => seen.record(&fragment.record()?),
                         }
                     }
                 }

@@ -30,7 +30,7 @@ use super::metrics::{DataStats, NodeMetrics};
 use crate::ranges::FragmentRanges;
 use crate::snapshot::Snapshot;
 use crate::tree::summary::Counts;
-use crate::tree_scan::{FragmentStream, ResolvedFragment, SequenceLedger, WalkOptions, WalkState};
+use crate::tree_scan::{FragmentStream, ResolvedFragment, WalkOptions, WalkState};
 
 /// What a scan reads, and what is known about it before anything is read.
 #[derive(Debug, Clone)]
@@ -145,7 +145,8 @@ pub(crate) struct FragmentScanExec {
     partitions: Vec<FragmentRanges>,
     properties: Arc<PlanProperties>,
     metrics: NodeMetrics,
-    ledger: Arc<SequenceLedger>,
+    /// What the walks of the partitions share.
+    walk: WalkState,
 }
 
 impl FragmentScanExec {
@@ -162,12 +163,13 @@ impl FragmentScanExec {
             EmissionType::Incremental,
             Boundedness::Bounded,
         );
+        let metrics = NodeMetrics::default();
         Self {
             plan,
             partitions,
             properties: Arc::new(properties),
-            metrics: NodeMetrics::default(),
-            ledger: Arc::default(),
+            walk: WalkState::with_stats(Arc::clone(&metrics.tree)),
+            metrics,
         }
     }
 }
@@ -232,10 +234,6 @@ impl ExecutionPlan for FragmentScanExec {
                 self.partitions.len()
             ))
         })?;
-        let state = WalkState {
-            stats: Arc::clone(&self.metrics.tree),
-            ledger: Arc::clone(&self.ledger),
-        };
         let source = ChunkSource {
             snapshot: Arc::clone(&self.plan.snapshot),
             request: Arc::clone(&self.plan.request),
@@ -243,7 +241,7 @@ impl ExecutionPlan for FragmentScanExec {
             stats: Arc::clone(&self.metrics.data),
         };
         let baseline = BaselineMetrics::new(&self.metrics.set, partition);
-        let batches = source.batches(ranges, &state);
+        let batches = source.batches(ranges, &self.walk);
         let batches = limited(batches, self.plan.request.fetch)
             .map_ok(move |batch| batch.record_output(&baseline));
         let schema = Arc::clone(&self.plan.request.schema);

@@ -16,14 +16,15 @@ use arrow::datatypes::{
     DataType, Field, Fields, Int32Type, Schema, SchemaRef, UInt32Type, UInt64Type,
 };
 use bytes::Bytes;
-use lance_table::format::pb;
+use lance_io::utils::CachedFileSize;
+use lance_table::format::{DataFile, Fragment, pb};
 use prost::Message;
 
 use super::leaf_file::read_batches;
 use super::leaf_meta::{check_meta, record_of_meta};
 use super::node::{Child, NodeContext, check_allocated, check_counts};
 use super::object::{BaseTable, Owner};
-use super::record::{check_mapping, decode_mapping, resolve_owner};
+use super::record::{check_mapping, decode_mapping, resolve_owner, to_fragment};
 use super::summary::{Counts, Tally};
 use crate::error::{Error, Result};
 
@@ -200,6 +201,19 @@ impl Leaf {
         Ok(record)
     }
 
+    /// The same record as Lance's own type, which shares the mappings of files that have the same.
+    pub(crate) fn fragment(&self, row: usize, owner: Owner) -> Result<Fragment> {
+        let (batch, row) = self.locate(row)?;
+        let mut rest = batch.record_without_files(&self.location, row)?;
+        resolve_owner(&mut rest, owner);
+        let mut fragment = to_fragment(&self.location, rest)?;
+        let files = batch.file_range(row);
+        fragment.files = files
+            .map(|i| batch.files.lance_file(i, owner.base_id()))
+            .collect();
+        Ok(fragment)
+    }
+
     /// The data files of a row, as columns: for readers that want files and not records.
     pub(crate) fn file_list(&self, row: usize) -> Result<FileList<'_>> {
         let (batch, row) = self.locate(row)?;
@@ -266,7 +280,7 @@ impl FileList<'_> {
 #[derive(Debug)]
 struct MappingColumn {
     keys: PrimitiveArray<Int32Type>,
-    values: Vec<Vec<i32>>,
+    values: Vec<Arc<[i32]>>,
 }
 
 impl MappingColumn {
@@ -311,7 +325,7 @@ impl MappingColumn {
         let label = format!("{object}, column {name}");
         let values = stored
             .iter()
-            .map(|v| decode_mapping(&label, v.unwrap_or_default()))
+            .map(|v| Ok(decode_mapping(&label, v.unwrap_or_default())?.into()))
             .collect::<Result<_>>()?;
         Ok(Self { keys, values })
     }
@@ -320,11 +334,17 @@ impl MappingColumn {
         self.keys.value(row)
     }
 
+    fn at(&self, row: usize) -> Option<&Arc<[i32]>> {
+        let key = usize::try_from(self.key(row)).ok()?;
+        self.values.get(key)
+    }
+
     fn get(&self, row: usize) -> &[i32] {
-        usize::try_from(self.key(row))
-            .ok()
-            .and_then(|k| self.values.get(k))
-            .map_or(&[], Vec::as_slice)
+        self.at(row).map_or(&[], AsRef::as_ref)
+    }
+
+    fn shared(&self, row: usize) -> Arc<[i32]> {
+        self.at(row).cloned().unwrap_or_default()
     }
 }
 
@@ -431,11 +451,23 @@ impl FileColumns {
         }
     }
 
+    fn lance_file(&self, row: usize, owner: Option<u32>) -> DataFile {
+        DataFile {
+            path: self.path.value(row).to_string(),
+            fields: self.field_ids.shared(row),
+            column_indices: self.column_indices.shared(row),
+            file_major_version: self.major.value(row),
+            file_minor_version: self.minor.value(row),
+            file_size_bytes: CachedFileSize::new(self.size.value(row)),
+            base_id: self.base_id(row).or(owner),
+        }
+    }
+
     fn mapping_bytes(&self) -> usize {
         [&self.field_ids, &self.column_indices]
             .iter()
             .flat_map(|m| &m.values)
-            .map(|v| size_of::<Vec<i32>>() + v.len() * size_of::<i32>())
+            .map(|v| size_of::<Arc<[i32]>>() + v.len() * size_of::<i32>())
             .sum()
     }
 }
@@ -534,6 +566,12 @@ impl LeafBatch {
     }
 
     fn record(&self, location: &str, row: usize) -> Result<pb::DataFragment> {
+        let mut record = self.record_without_files(location, row)?;
+        record.files = self.file_range(row).map(|i| self.files.file(i)).collect();
+        Ok(record)
+    }
+
+    fn record_without_files(&self, location: &str, row: usize) -> Result<pb::DataFragment> {
         let id = self.ids.value(row);
         let mut record = record_of_meta(self.meta.value(row)).map_err(|e| {
             Error::internal(format!(
@@ -541,7 +579,6 @@ impl LeafBatch {
             ))
         })?;
         record.id = id;
-        record.files = self.file_range(row).map(|i| self.files.file(i)).collect();
         record.overlays = list_range(&self.overlay_offsets, row)
             .map(|i| {
                 let mut overlay = self.decode_overlay(location, i)?;

@@ -292,6 +292,15 @@ enum Kind {
     Leaf,
 }
 
+/// A reference to open, and whether to keep what is opened.
+struct Wanted<'a> {
+    kind: Kind,
+    owner: Owner,
+    path: &'a str,
+    size: Option<u64>,
+    keep: bool,
+}
+
 /// Decoded tree objects, bounded by their size in memory. Cheap to clone; share one between
 /// snapshots, providers and sessions.
 #[derive(Clone)]
@@ -329,6 +338,18 @@ impl ObjectCache {
     /// Bytes the cache holds now, about.
     pub fn size_bytes(&self) -> u64 {
         self.inner.weighted_size()
+    }
+
+    /// Waits until [`Self::size_bytes`] is exact.
+    #[cfg(test)]
+    pub(crate) async fn settle(&self) {
+        self.inner.run_pending_tasks().await;
+    }
+
+    /// Bytes of leaves that one operation may add. A walk over a table that is larger than the cache
+    /// would only push out what others use, and would find nothing when it came again.
+    fn share_of_an_operation(&self) -> u64 {
+        self.inner.policy().max_capacity().unwrap_or(u64::MAX) / 4
     }
 }
 
@@ -457,8 +478,15 @@ impl TreeObjects {
         let decode = |label: String, bytes: Bytes| async move {
             Ok(Cached::Root(Arc::new(Root::decode(&label, &bytes)?)))
         };
-        let opened = self.open(Kind::Root, Owner::Current, path, None, stats, decode);
-        match opened.await? {
+        let wanted = Wanted {
+            kind: Kind::Root,
+            owner: Owner::Current,
+            path,
+            size: None,
+            keep: true,
+        };
+        let opened = self.open(wanted, stats, decode);
+        match opened.await?.0 {
             Cached::Root(root) => Ok(root),
             Cached::Node(_) | Cached::Leaf(_) => Err(Error::internal("cache kinds mixed up")),
         }
@@ -477,50 +505,76 @@ impl TreeObjects {
             let node = off_thread(bytes.len(), move || Node::decode(&label, &bytes)).await?;
             Ok(Cached::Node(Arc::new(node)))
         };
-        let opened = self.open(Kind::Node, owner, path, Some(size), stats, decode);
-        match opened.await? {
+        let wanted = Wanted {
+            kind: Kind::Node,
+            owner,
+            path,
+            size: Some(size),
+            keep: true,
+        };
+        let opened = self.open(wanted, stats, decode);
+        match opened.await?.0 {
             Cached::Node(node) => Ok(node),
             Cached::Root(_) | Cached::Leaf(_) => Err(Error::internal("cache kinds mixed up")),
         }
     }
 
-    /// Opens a leaf. It is decoded on a blocking thread.
+    /// Opens a leaf. It is decoded on a blocking thread, and added to the cache unless the operation
+    /// has added its share: `kept` counts the bytes it did.
     pub(crate) async fn leaf(
         &self,
         owner: Owner,
         path: &str,
         size: u64,
         stats: &ReadStats,
+        kept: &AtomicU64,
     ) -> Result<Arc<Leaf>> {
         ReadStats::add(&stats.leaves_opened, 1);
+        let keep = kept.load(Ordering::Relaxed) < self.cache.share_of_an_operation();
         let decode = |label: String, bytes: Bytes| async move {
             let leaf = off_thread(usize::MAX, move || Leaf::decode(&label, bytes)).await?;
             Ok(Cached::Leaf(Arc::new(leaf)))
         };
-        let opened = self.open(Kind::Leaf, owner, path, Some(size), stats, decode);
+        let wanted = Wanted {
+            kind: Kind::Leaf,
+            owner,
+            path,
+            size: Some(size),
+            keep,
+        };
+        let opened = self.open(wanted, stats, decode);
         match opened.await? {
-            Cached::Leaf(leaf) => Ok(leaf),
-            Cached::Root(_) | Cached::Node(_) => Err(Error::internal("cache kinds mixed up")),
+            (Cached::Leaf(leaf), loaded) => {
+                if keep && loaded {
+                    kept.fetch_add(leaf.memory_bytes() as u64, Ordering::Relaxed);
+                }
+                Ok(leaf)
+            }
+            (Cached::Root(_) | Cached::Node(_), _) => Err(Error::internal("cache kinds mixed up")),
         }
     }
 
-    /// Takes an object from the cache, or reads and decodes it. Concurrent misses of one object share
-    /// one load.
+    /// Takes an object from the cache, or reads and decodes it; and says whether it did. Concurrent
+    /// misses of one object that is to be kept share one load.
     ///
     /// A load is a task of its own. Others wait for it, or for its turn to decode, and whoever began
     /// it may be a stream that nobody asks for more until just those others are done.
     async fn open<F>(
         &self,
-        kind: Kind,
-        owner: Owner,
-        path: &str,
-        size: Option<u64>,
+        wanted: Wanted<'_>,
         stats: &ReadStats,
         decode: impl FnOnce(String, Bytes) -> F + Send + 'static,
-    ) -> Result<Cached>
+    ) -> Result<(Cached, bool)>
     where
         F: Future<Output = Result<Cached>> + Send,
     {
+        let Wanted {
+            kind,
+            owner,
+            path,
+            size,
+            keep,
+        } = wanted;
         let key = CacheKey {
             location: self.bases.location(owner, path)?,
             kind,
@@ -528,7 +582,7 @@ impl TreeObjects {
         };
         if let Some(found) = self.cache.inner.get(&key).await {
             ReadStats::add(&stats.cache_hits, 1);
-            return Ok(found);
+            return Ok((found, false));
         }
         let (cache, fetcher) = (self.cache.inner.clone(), self.fetcher.clone());
         let (path, label) = (path.to_string(), key.location.clone());
@@ -541,14 +595,19 @@ impl TreeObjects {
                 let bytes = fetcher.fetch(owner, &path, &label, size, &spending).await?;
                 decode(label, bytes).await
             };
-            cache.try_get_with(key, load).await
+            if keep {
+                return cache.try_get_with(key, load).await;
+            }
+            load.await.map_err(Arc::new)
         });
         let loaded = task.join_next().await;
         let spent = spent.snapshot();
         ReadStats::add(&stats.requests, spent.requests);
         ReadStats::add(&stats.bytes, spent.bytes);
         match loaded {
-            Some(Ok(loaded)) => loaded.map_err(|e: Arc<Error>| e.as_ref().clone()),
+            Some(Ok(loaded)) => loaded
+                .map(|object| (object, true))
+                .map_err(|e: Arc<Error>| e.as_ref().clone()),
             Some(Err(e)) => Err(Error::internal(format!("a load ended: {e}"))),
             None => Err(Error::internal("a load that was never begun")),
         }

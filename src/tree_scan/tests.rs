@@ -417,8 +417,13 @@ async fn resolve(snapshot: &Arc<Snapshot>, wanted: &FragmentRanges) -> Vec<pb::D
         &WalkState::default(),
     );
     let batches: Vec<_> = walk.try_collect().await.expect("valid");
-    let fragments = batches.into_iter().flatten();
-    fragments.map(|f| f.record().expect("a record")).collect()
+    let resolved = batches.into_iter().flatten().map(|fragment| {
+        let record = fragment.record().expect("a record");
+        let as_lance = to_fragment("x", record.clone()).expect("Lance takes it");
+        assert_eq!(fragment.fragment().expect("a fragment"), as_lance);
+        record
+    });
+    resolved.collect()
 }
 
 async fn check(rng: &mut StdRng, snapshot: &Arc<Snapshot>, model: &Model, cases: usize) {
@@ -555,13 +560,9 @@ async fn a_count_opens_only_what_an_edge_cuts() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn dropping_the_stream_stops_the_walk() {
-    let (_keep, dir) = scratch();
-    let mut writer = Writer {
-        dir: &dir,
-        objects: 0,
-    };
+/// A tree of 60 leaves of two records each.
+async fn sixty_leaves(dir: &FsPath) {
+    let mut writer = Writer { dir, objects: 0 };
     let mut rng = StdRng::seed_from_u64(2);
     let mut leaves = Vec::new();
     for leaf in 0..60u32 {
@@ -577,6 +578,39 @@ async fn dropping_the_stream_stops_the_walk() {
         external: false,
     };
     publish(&mut rng, &mut writer, leaves, &[], &shape, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_walk_leaves_most_of_the_cache_to_others() {
+    let (_keep, dir) = scratch();
+    sixty_leaves(&dir).await;
+    let hits_of_a_second_walk = async |cache: ObjectCache| {
+        let snapshot = open(&dir, Some(cache.clone())).await;
+        let mut hits = Vec::new();
+        for _ in 0..2 {
+            let state = WalkState::default();
+            let all = FragmentRanges::all();
+            let walk = snapshot.fragments(all, &WalkOptions::default(), &state);
+            walk.try_collect::<Vec<_>>().await.expect("valid");
+            let stats = state.stats().snapshot();
+            assert_eq!(stats.requests + stats.cache_hits, 60);
+            hits.push(stats.cache_hits);
+        }
+        assert_eq!(hits.first(), Some(&0));
+        cache.settle().await;
+        (hits.last().copied().unwrap_or_default(), cache.size_bytes())
+    };
+    let (hits, bytes) = hits_of_a_second_walk(ObjectCache::new(64 << 20)).await;
+    assert_eq!(hits, 60);
+    // Room for nearly all, of which one walk takes a quarter.
+    let (hits, _) = hits_of_a_second_walk(ObjectCache::new(bytes)).await;
+    assert!((10..=30).contains(&hits), "{hits} of 60");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_the_stream_stops_the_walk() {
+    let (_keep, dir) = scratch();
+    sixty_leaves(&dir).await;
     let snapshot = open(&dir, Some(ObjectCache::new(0))).await;
     let state = WalkState::default();
     let options = WalkOptions { window: 4 };
