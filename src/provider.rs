@@ -20,7 +20,7 @@ use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType, Vol
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
 
-use crate::dml::{self, Change, ChangeExec, Request};
+use crate::dml::{self, Change, ChangeExec, Request, Rows};
 use crate::error::{Error, Result};
 use crate::live::LiveTable;
 use crate::physical::chunk::{OutputColumn, ScanRequest};
@@ -167,6 +167,18 @@ impl SnapshotProvider {
             followed: self.followed.clone(),
             ..Self::try_new(snapshot, self.system)?
         })
+    }
+
+    /// The same version with the addresses of its rows as a column.
+    ///
+    /// # Errors
+    /// Those of [`SnapshotProvider::try_new`].
+    pub(crate) fn with_addresses(&self) -> Result<Self> {
+        let system = SystemColumns {
+            row_addr: true,
+            ..self.system
+        };
+        Self::try_new(Arc::clone(&self.snapshot), system)
     }
 
     /// Remembers that this is the version of `live` for one query.
@@ -430,25 +442,28 @@ impl TableProvider for SnapshotProvider {
 
     async fn delete_from(
         &self,
-        _state: &dyn Session,
+        state: &dyn Session,
         _filters: Vec<Expr>,
     ) -> DFResult<Arc<dyn ExecutionPlan>> {
-        let change = dml::change(self, self.asked.as_ref())?;
+        let change = dml::change(state, self, self.asked.as_ref()).await?;
         Ok(Arc::new(ChangeExec::try_new(self, change)?))
     }
 
     async fn update(
         &self,
-        _state: &dyn Session,
+        state: &dyn Session,
         _assignments: Vec<(String, Expr)>,
         _filters: Vec<Expr>,
     ) -> DFResult<Arc<dyn ExecutionPlan>> {
-        let change = dml::change(self, self.asked.as_ref())?;
+        let change = dml::change(state, self, self.asked.as_ref()).await?;
         Ok(Arc::new(ChangeExec::try_new(self, change)?))
     }
 
     async fn truncate(&self, _state: &dyn Session) -> DFResult<Arc<dyn ExecutionPlan>> {
-        let change = Change::Delete(Vec::new());
+        let change = Change {
+            rows: Rows::Where(Vec::new()),
+            assignments: Vec::new(),
+        };
         Ok(Arc::new(ChangeExec::try_new(self, change)?))
     }
 

@@ -20,17 +20,18 @@ use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties,
+    execute_stream,
 };
 use datafusion::sql::unparser::Unparser;
 use datafusion::sql::unparser::dialect::CustomDialectBuilder;
 use futures::{StreamExt, stream};
 
-use super::{Change, writable};
+use super::{Change, Rows, writable};
 use crate::error::{Error, Result};
 use crate::live::LiveTable;
 use crate::provider::SnapshotProvider;
 use crate::resolve::display_uri;
-use crate::write::TreeTable;
+use crate::write::{TreeTable, addresses_in};
 
 /// An expression as SQL that Lance reads: it quotes names with backticks. Lance's own parser knows
 /// few expressions, and leaves a call of a function, arguments and all, to DataFusion's, which knows
@@ -210,15 +211,29 @@ impl ChangeExec {
         })
     }
 
-    async fn run(&self) -> Result<u64> {
-        let report = match &self.change {
-            Change::Delete(filters) => self.table.delete_where(filters).await?,
-            Change::Update(filters, assignments) => {
-                let assignments: Vec<(&str, &str)> = assignments
-                    .iter()
-                    .map(|(column, value)| (column.as_str(), value.as_str()))
-                    .collect();
-                self.table.update_where(filters, &assignments).await?
+    async fn run(&self, context: Arc<TaskContext>) -> Result<u64> {
+        let Change { rows, assignments } = &self.change;
+        let assignments: Vec<(&str, &str)> = assignments
+            .iter()
+            .map(|(column, value)| (column.as_str(), value.as_str()))
+            .collect();
+        let deletes = assignments.is_empty();
+        let report = match rows {
+            Rows::Where(filters) if deletes => self.table.delete_where(filters).await?,
+            Rows::Where(filters) => self.table.update_where(filters, &assignments).await?,
+            Rows::Planned(snapshot, plan) => {
+                let failed = |e| {
+                    let table = display_uri(self.table.uri());
+                    Error::datafusion(format!("cannot find the rows of {table} to change"), e)
+                };
+                let found = execute_stream(Arc::clone(plan), context).map_err(failed)?;
+                let addresses = addresses_in(found).await.map_err(failed)?;
+                if deletes {
+                    self.table.delete_rows(snapshot, addresses).await?
+                } else {
+                    let table = &self.table;
+                    table.update_rows(snapshot, addresses, &assignments).await?
+                }
             }
         };
         self.live.expire();
@@ -232,16 +247,20 @@ impl DisplayAs for ChangeExec {
             let shown: Vec<_> = filters.iter().map(ToString::to_string).collect();
             shown.join(" AND ")
         };
+        let Change { rows, assignments } = &self.change;
         write!(f, "ChangeExec: {}", display_uri(self.table.uri()))?;
-        match &self.change {
-            Change::Delete(filters) => write!(f, ", delete where [{}]", list(filters)),
-            Change::Update(filters, assignments) => {
-                let set: Vec<_> = assignments
-                    .iter()
-                    .map(|(column, value)| format!("{column} = {value}"))
-                    .collect();
-                write!(f, ", set [{}] where [{}]", set.join(", "), list(filters))
-            }
+        if assignments.is_empty() {
+            write!(f, ", delete")?;
+        } else {
+            let set: Vec<_> = assignments
+                .iter()
+                .map(|(column, value)| format!("{column} = {value}"))
+                .collect();
+            write!(f, ", set [{}]", set.join(", "))?;
+        }
+        match rows {
+            Rows::Where(filters) => write!(f, " where [{}]", list(filters)),
+            Rows::Planned(snapshot, _) => write!(f, " rows of version {}", snapshot.version()),
         }
     }
 }
@@ -256,20 +275,29 @@ impl ExecutionPlan for ChangeExec {
     }
 
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        Vec::new()
+        match &self.change.rows {
+            Rows::Where(_) => Vec::new(),
+            Rows::Planned(_, plan) => vec![plan],
+        }
     }
 
     fn with_new_children(
         self: Arc<Self>,
-        _children: Vec<Arc<dyn ExecutionPlan>>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> DFResult<Arc<dyn ExecutionPlan>> {
-        Ok(self)
+        let mut changed = self.as_ref().clone();
+        match (&mut changed.change.rows, children.as_slice()) {
+            (Rows::Where(_), []) => {}
+            (Rows::Planned(_, plan), [child]) => *plan = Arc::clone(child),
+            _ => return Err(Error::internal("a change with other children").into()),
+        }
+        Ok(Arc::new(changed))
     }
 
     fn execute(
         &self,
         partition: usize,
-        _context: Arc<TaskContext>,
+        context: Arc<TaskContext>,
     ) -> DFResult<SendableRecordBatchStream> {
         if partition != 0 {
             return Err(Error::internal(format!("partition {partition} of a change")).into());
@@ -278,7 +306,7 @@ impl ExecutionPlan for ChangeExec {
         let schema = Arc::clone(self.properties.equivalence_properties().schema());
         let result = Arc::clone(&schema);
         let rows = stream::once(async move {
-            let rows = this.run().await?;
+            let rows = this.run(context).await?;
             let counts = UInt64Array::from(vec![rows]);
             Ok(RecordBatch::try_new(result, vec![Arc::new(counts)])?)
         });

@@ -10,40 +10,63 @@
 //! DataFusion hands a provider the filters it finds in the optimized plan of a `DELETE`. What the
 //! optimizer has turned into something else, a condition that is never true or a subquery that
 //! became a join, is then not among them, and no filter means all rows. So the condition is taken
-//! from the plan as it was written, and what cannot be taken from there is refused.
+//! from the plan as it was written, and what cannot be taken from there is refused. A condition with a
+//! subquery becomes a query of its own, for the addresses of the rows.
 
 mod exec;
 mod rule;
 
 use std::sync::Arc;
 
-use datafusion::logical_expr::Expr;
+use datafusion::catalog::Session;
+use datafusion::common::Result as DFResult;
+use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::physical_plan::ExecutionPlan;
 
 use crate::error::{Error, Result};
 use crate::live::LiveTable;
 use crate::provider::SnapshotProvider;
 use crate::resolve::display_uri;
+use crate::snapshot::Snapshot;
 use crate::write::{TreeTable, WriteOptions};
 
 pub(crate) use exec::{ChangeExec, insert_plan};
 pub(crate) use rule::CaptureChange;
 
 /// What a `DELETE` or `UPDATE` asks for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Request {
-    /// All of these hold for the rows to change; none are all rows.
-    pub filters: Vec<Expr>,
+    /// The rows to change.
+    pub rows: Asked,
     /// Columns and their new values; empty for a deletion.
     pub assignments: Vec<(String, Expr)>,
 }
 
+/// Which rows a statement asks for.
+#[derive(Debug, Clone)]
+pub(crate) enum Asked {
+    /// Those for which all of these hold; none are all rows.
+    Where(Vec<Expr>),
+    /// Those of this version whose addresses this query gives.
+    Query(Arc<Snapshot>, LogicalPlan),
+}
+
+/// Rows to change, ready to be found.
+#[derive(Debug, Clone)]
+pub(crate) enum Rows {
+    /// Those for which all of these hold, in the latest version when it comes to that.
+    Where(Vec<Expr>),
+    /// Those of this version whose addresses this plan gives.
+    Planned(Arc<Snapshot>, Arc<dyn ExecutionPlan>),
+}
+
 /// A change of rows, ready to be made.
 #[derive(Debug, Clone)]
-pub(crate) enum Change {
-    /// Delete the rows for which the filters hold.
-    Delete(Vec<Expr>),
-    /// Set columns, as SQL for Lance, of the rows for which the filters hold.
-    Update(Vec<Expr>, Vec<(String, String)>),
+pub(crate) struct Change {
+    /// Which rows.
+    pub rows: Rows,
+    /// Columns to set, each to a value as SQL for Lance; empty for a deletion.
+    pub assignments: Vec<(String, String)>,
 }
 
 /// The table that a statement writes to through `provider`.
@@ -71,28 +94,32 @@ pub(crate) fn writable(provider: &SnapshotProvider) -> Result<(TreeTable, LiveTa
 ///
 /// # Errors
 /// [`Error::InvalidInput`] when the session did not capture what was asked for, when that cannot be
-/// had, or for a system column that cannot be set.
-pub(crate) fn change(
+/// had, or for a system column that cannot be set; those of planning a query.
+pub(crate) async fn change(
+    state: &dyn Session,
     provider: &SnapshotProvider,
     request: Option<&Result<Arc<Request>>>,
-) -> Result<Change> {
+) -> DFResult<Change> {
     let request = request.cloned().ok_or_else(|| {
         Error::invalid(
             "this session plans DELETE and UPDATE without fragtree's rules: call Engine::register on it, or use write::TreeTable",
         )
     })??;
-    if request.assignments.is_empty() {
-        return Ok(Change::Delete(request.filters.clone()));
-    }
     let table = provider.snapshot().schema();
     let mut assignments = Vec::with_capacity(request.assignments.len());
     for (column, value) in &request.assignments {
         if table.column_with_name(column).is_none() {
-            return Err(Error::invalid(format!(
-                "{column} is where a row is and not part of it: it cannot be set"
-            )));
+            let why = format!("{column} is where a row is and not part of it: it cannot be set");
+            return Err(Error::invalid(why).into());
         }
         assignments.push((column.clone(), exec::lance_sql(value)?));
     }
-    Ok(Change::Update(request.filters.clone(), assignments))
+    let rows = match &request.rows {
+        Asked::Where(filters) => Rows::Where(filters.clone()),
+        Asked::Query(snapshot, query) => {
+            let plan = state.create_physical_plan(query).await?;
+            Rows::Planned(Arc::clone(snapshot), plan)
+        }
+    };
+    Ok(Change { rows, assignments })
 }

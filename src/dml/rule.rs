@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, Result as DFResult};
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{Column, Result as DFResult, TableReference};
 use datafusion::datasource::{provider_as_source, source_as_provider};
+use datafusion::logical_expr::logical_plan::TableScan;
 use datafusion::logical_expr::logical_plan::dml::DmlStatement;
-use datafusion::logical_expr::utils::split_conjunction_owned;
-use datafusion::logical_expr::{Expr, LogicalPlan, WriteOp};
+use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, WriteOp};
 use datafusion::optimizer::AnalyzerRule;
 
-use super::Request;
+use super::{Asked, Request};
 use crate::error::{Error, Result};
 use crate::provider::SnapshotProvider;
+use crate::pruning::ROW_ADDR;
 
 /// Puts what a `DELETE` or `UPDATE` asks for into its target. The last analyzer rule: expressions
 /// have their types by then, and nothing is optimized yet.
@@ -44,8 +46,8 @@ fn capture(statement: DmlStatement) -> DFResult<Transformed<LogicalPlan>> {
     };
     // A refusal is kept too, for the planner to meet: from here it would carry this rule's name.
     let request = match &statement.op {
-        WriteOp::Delete => filters_of(&statement.input, "DELETE").map(|filters| Request {
-            filters,
+        WriteOp::Delete => rows_of(&statement.input, "DELETE").map(|rows| Request {
+            rows,
             assignments: Vec::new(),
         }),
         WriteOp::Update => update_of(&statement.input),
@@ -70,7 +72,12 @@ fn update_of(input: &LogicalPlan) -> Result<Request> {
         let Expr::Alias(alias) = expr else { continue };
         let same = matches!(alias.expr.as_ref(), Expr::Column(c) if c.name == alias.name);
         if !same {
-            check_expr("UPDATE", &alias.expr)?;
+            if has_subquery(&alias.expr) {
+                return Err(Error::invalid(format!(
+                    "UPDATE cannot set {} to the result of a subquery on a Lance table: run the subquery first and put its result into the statement",
+                    alias.name
+                )));
+            }
             assignments.push((
                 alias.name.clone(),
                 unqualified(alias.expr.as_ref().clone())?,
@@ -83,31 +90,59 @@ fn update_of(input: &LogicalPlan) -> Result<Request> {
         ));
     }
     Ok(Request {
-        filters: filters_of(&projection.input, "UPDATE")?,
+        rows: rows_of(&projection.input, "UPDATE")?,
         assignments,
     })
 }
 
-/// The conditions between the statement and its one table.
-fn filters_of(input: &LogicalPlan, statement: &str) -> Result<Vec<Expr>> {
+/// The rows between the statement and its one table.
+fn rows_of(input: &LogicalPlan, statement: &str) -> Result<Asked> {
     let mut filters = Vec::new();
+    let mut aliases = Vec::new();
     let mut plan = input;
     loop {
         plan = match plan {
             LogicalPlan::Filter(filter) => {
-                for part in split_conjunction_owned(filter.predicate.clone()) {
-                    check_expr(statement, &part)?;
-                    filters.push(unqualified(part)?);
-                }
+                filters.extend(split_conjunction_owned(filter.predicate.clone()));
                 &filter.input
             }
-            LogicalPlan::SubqueryAlias(alias) => &alias.input,
+            LogicalPlan::SubqueryAlias(alias) => {
+                aliases.push(alias.alias.clone());
+                &alias.input
+            }
             LogicalPlan::TableScan(scan) if scan.fetch.is_none() && scan.filters.is_empty() => {
-                return Ok(filters);
+                if filters.iter().any(has_subquery) {
+                    return query_of(scan, aliases, filters);
+                }
+                let plain = filters.into_iter().map(unqualified);
+                return Ok(Asked::Where(plain.collect::<Result<_>>()?));
             }
             other => return Err(refused(statement, other)),
         };
     }
+}
+
+/// A query for the addresses of the rows for which `filters` hold.
+fn query_of(scan: &TableScan, aliases: Vec<TableReference>, filters: Vec<Expr>) -> Result<Asked> {
+    let failed = |e| Error::datafusion("cannot plan the condition of a change", e);
+    let source = source_as_provider(&scan.source).map_err(failed)?;
+    let provider = source
+        .downcast_ref::<SnapshotProvider>()
+        .ok_or_else(|| Error::internal("a change of a table that is not scanned"))?;
+    let snapshot = Arc::clone(provider.snapshot());
+    let addressed = provider_as_source(Arc::new(provider.with_addresses()?));
+    let named = aliases.first().cloned();
+    let mut query = LogicalPlanBuilder::scan(scan.table_name.clone(), addressed, None);
+    for alias in aliases.into_iter().rev() {
+        query = query.and_then(|q| q.alias(alias));
+    }
+    if let Some(condition) = conjunction(filters) {
+        query = query.and_then(|q| q.filter(condition));
+    }
+    let table = named.unwrap_or_else(|| scan.table_name.clone());
+    let address = Expr::Column(Column::new(Some(table), ROW_ADDR));
+    let query = query.and_then(|q| q.project([address])?.build());
+    Ok(Asked::Query(snapshot, query.map_err(failed)?))
 }
 
 fn refused(statement: &str, plan: &LogicalPlan) -> Error {
@@ -122,29 +157,17 @@ fn refused(statement: &str, plan: &LogicalPlan) -> Error {
     ))
 }
 
-fn check_expr(statement: &str, expr: &Expr) -> Result<()> {
-    let mut foreign = false;
-    let walked = expr.apply(|e| {
-        foreign |= matches!(
+fn has_subquery(expr: &Expr) -> bool {
+    let found = expr.exists(|e| {
+        Ok(matches!(
             e,
             Expr::Exists(_)
                 | Expr::InSubquery(_)
                 | Expr::ScalarSubquery(_)
                 | Expr::SetComparison(_)
-                | Expr::OuterReferenceColumn(..)
-        );
-        Ok(if foreign {
-            TreeNodeRecursion::Stop
-        } else {
-            TreeNodeRecursion::Continue
-        })
+        ))
     });
-    if foreign || walked.is_err() {
-        return Err(Error::invalid(format!(
-            "{statement} with a subquery is not supported on a Lance table: run the subquery first and put its result into the statement, as in id IN (1, 2, 3)"
-        )));
-    }
-    Ok(())
+    found.unwrap_or(true)
 }
 
 /// The expression with columns by their plain names, as the table itself knows them.

@@ -40,4 +40,5 @@ pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use create::CreateOptions;
 pub(crate) use policy::CONFIG_PREFIX;
 pub use policy::TreePolicy;
+pub(crate) use rows::addresses_in;
 pub use table::{RowsReport, TreeTable, WriteOptions};

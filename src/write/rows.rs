@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{AsArray, RecordBatch};
+use arrow::array::AsArray;
 use arrow::datatypes::UInt64Type;
+use datafusion::common::Result as DFResult;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::context::SessionContext;
 use datafusion::logical_expr::utils::conjunction;
@@ -47,7 +48,8 @@ impl TreeTable {
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let filter = parse(&snapshot, predicate)?;
-            self.delete_on(&snapshot, &[filter], predicate).await
+            let selection = select(&snapshot, &[filter]).await?;
+            self.delete_on(&snapshot, selection, predicate).await
         })
         .await
     }
@@ -61,9 +63,25 @@ impl TreeTable {
         let shown = shown.as_str();
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
-            self.delete_on(&snapshot, filters, shown).await
+            let selection = select(&snapshot, filters).await?;
+            self.delete_on(&snapshot, selection, shown).await
         })
         .await
+    }
+
+    /// Deletes rows of `snapshot` by their addresses. Changes of others since are rebased over; where
+    /// they changed the same rows, only who chose the rows can choose again.
+    ///
+    /// # Errors
+    /// Those of [`Self::delete`].
+    pub(crate) async fn delete_rows(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        rows: RoaringTreemap,
+    ) -> Result<RowsReport> {
+        let shown = format!("{ROW_ADDR} IN ({} addresses)", rows.len());
+        let done = self.delete_on(snapshot, Selection::Rows(rows), &shown);
+        done.await.map_err(to_choose_again)
     }
 
     /// Deletes all rows. Columns, config and indexes stay.
@@ -77,10 +95,9 @@ impl TreeTable {
     async fn delete_on(
         &self,
         snapshot: &Arc<Snapshot>,
-        filters: &[Expr],
+        selection: Selection,
         predicate: &str,
     ) -> Result<RowsReport> {
-        let selection = select(snapshot, filters).await?;
         let scope = scope_of(&selection);
         let predicate = predicate.to_string();
         let version = snapshot.version();
@@ -136,7 +153,8 @@ impl TreeTable {
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let filters = predicate.map(|p| parse(&snapshot, p)).transpose()?;
-            self.update_on(&snapshot, filters.as_slice(), assignments)
+            let selection = select(&snapshot, filters.as_slice()).await?;
+            self.update_on(&snapshot, selection, filters.as_slice(), assignments)
                 .await
         })
         .await
@@ -153,18 +171,36 @@ impl TreeTable {
     ) -> Result<RowsReport> {
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
-            self.update_on(&snapshot, filters, assignments).await
+            let selection = select(&snapshot, filters).await?;
+            self.update_on(&snapshot, selection, filters, assignments)
+                .await
         })
         .await
+    }
+
+    /// [`Self::update`] of rows of `snapshot` by their addresses, as [`Self::delete_rows`] deletes them.
+    ///
+    /// # Errors
+    /// Those of [`Self::update`].
+    pub(crate) async fn update_rows(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        rows: RoaringTreemap,
+        assignments: &[(&str, &str)],
+    ) -> Result<RowsReport> {
+        let addresses = rows.iter().map(lit).collect();
+        let filters = [col(ROW_ADDR).in_list(addresses, false)];
+        let done = self.update_on(snapshot, Selection::Rows(rows), &filters, assignments);
+        done.await.map_err(to_choose_again)
     }
 
     async fn update_on(
         &self,
         snapshot: &Arc<Snapshot>,
+        selection: Selection,
         filters: &[Expr],
         assignments: &[(&str, &str)],
     ) -> Result<RowsReport> {
-        let selection = select(snapshot, filters).await?;
         let scope = scope_of(&selection);
         let condition = match &selection {
             Selection::All => conjunction(filters.iter().cloned()),
@@ -252,26 +288,44 @@ async fn select(snapshot: &Arc<Snapshot>, filters: &[Expr]) -> Result<Selection>
         return Ok(Selection::All);
     }
     let failed = |e| Error::datafusion(format!("cannot find rows of {}", snapshot.uri()), e);
-    let mut stream = frame(snapshot)?
+    let found = frame(snapshot)?
         .filter(filter)
         .and_then(|f| f.select_columns(&[ROW_ADDR]))
         .map_err(failed)?
         .execute_stream()
         .await
         .map_err(failed)?;
-    let mut rows = RoaringTreemap::new();
-    while let Some(batch) = stream.try_next().await.map_err(failed)? {
-        rows.extend(addresses(&batch)?.iter().copied());
-    }
+    let rows = addresses_in(found).await.map_err(failed)?;
     Ok(Selection::Rows(rows))
 }
 
-fn addresses(batch: &RecordBatch) -> Result<&[u64]> {
-    let column = batch.columns().first();
-    column
-        .and_then(|c| c.as_primitive_opt::<UInt64Type>())
-        .map(|c| c.values().as_ref())
-        .ok_or_else(|| Error::internal("a scan of addresses without addresses"))
+/// The row addresses that a query gives as its only column.
+pub(crate) async fn addresses_in(mut rows: SendableRecordBatchStream) -> DFResult<RoaringTreemap> {
+    let mut found = RoaringTreemap::new();
+    while let Some(batch) = rows.try_next().await? {
+        let column = batch.columns().first();
+        let addresses = column
+            .and_then(|c| c.as_primitive_opt::<UInt64Type>())
+            .ok_or_else(|| Error::internal("a scan of addresses without addresses"))?;
+        found.extend(addresses.values().iter().copied());
+    }
+    Ok(found)
+}
+
+/// Who chose rows of a version by something else than a condition has to do so again.
+fn to_choose_again(error: Error) -> Error {
+    match error {
+        Error::Conflict {
+            message,
+            retryable: true,
+        } => Error::Conflict {
+            message: format!(
+                "{message}: others changed some of these rows, run the statement again"
+            ),
+            retryable: true,
+        },
+        other => other,
+    }
 }
 
 /// The filters as Lance can evaluate them: it does not know `_fragid`.

@@ -9,7 +9,10 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::prelude::SessionContext;
 use fragtree::write::{RowsReport, TreeTable, WriteOptions};
-use fragtree::{FragmentRanges, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, verify};
+use fragtree::{
+    Engine, FragmentRanges, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, TableOptions,
+    verify,
+};
 use futures::FutureExt;
 use lance::dataset::NewColumnTransform;
 use lance::dataset::optimize::CompactionOptions;
@@ -335,6 +338,47 @@ async fn deletes_of_the_same_fragments_at_once_count_each_row_once() {
     let found: Vec<i64> = ids(&uri).await.iter().map(|row| row / 1_000_000).collect();
     assert_eq!(found, (1000..1100).collect::<Vec<i64>>());
     check(&uri, "overlapping deletes").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_chosen_by_a_subquery_are_chosen_again_only_by_who_asks() {
+    let twin = Twin::make(false).await;
+    let uri = twin.tree_uri().to_string();
+    let ctx = SessionContext::new();
+    let engine = Engine::new();
+    engine.register(&ctx);
+    let options = TableOptions::default();
+    engine
+        .register_table(&ctx, "t", &uri, options)
+        .await
+        .expect("registers");
+    let other = TreeTable::open(&uri, OpenOptions::default(), writing())
+        .await
+        .expect("opens");
+    let planned = async |rows: &str| {
+        let delete = format!("DELETE FROM t WHERE id IN (SELECT id FROM t WHERE {rows})");
+        let frame = ctx.sql(&delete).await.expect("plans");
+        frame.create_physical_plan().await.expect("plans")
+    };
+    // Others changed other rows meanwhile, of the same fragment too.
+    let plan = planned("id < 2").await;
+    other.delete("id = 2 OR id = 50").await.expect("deletes");
+    datafusion::physical_plan::collect(plan, ctx.task_ctx())
+        .await
+        .expect("rebases");
+    // The same row.
+    let plan = planned("id BETWEEN 10 AND 11").await;
+    other.delete("id = 11").await.expect("deletes");
+    let error = datafusion::physical_plan::collect(plan, ctx.task_ctx())
+        .await
+        .expect_err("rows that are not there");
+    assert!(
+        error.to_string().contains("run the statement again"),
+        "{error}"
+    );
+    let left = numbers(&uri, "SELECT id FROM t WHERE id < 13 ORDER BY id").await;
+    assert_eq!(left, [3, 4, 5, 6, 7, 8, 9, 10, 12]);
+    check(&uri, "a statement with a subquery").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
