@@ -20,7 +20,7 @@ use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType, Vol
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
 
-use crate::dml::{self, Change, ChangeExec, Request, Rows};
+use crate::dml::{self, Change, ChangeExec, Request};
 use crate::error::{Error, Result};
 use crate::live::LiveTable;
 use crate::physical::chunk::{OutputColumn, ScanRequest};
@@ -460,11 +460,7 @@ impl TableProvider for SnapshotProvider {
     }
 
     async fn truncate(&self, _state: &dyn Session) -> DFResult<Arc<dyn ExecutionPlan>> {
-        let change = Change {
-            rows: Rows::Where(Vec::new()),
-            assignments: Vec::new(),
-        };
-        Ok(Arc::new(ChangeExec::try_new(self, change)?))
+        Ok(Arc::new(ChangeExec::try_new(self, Change::truncation())?))
     }
 
     fn statistics(&self) -> Option<Statistics> {

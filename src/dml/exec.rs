@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow::array::{RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{Column, Result as DFResult, ScalarValue};
+use datafusion::common::Result as DFResult;
 use datafusion::datasource::sink::{DataSink, DataSinkExec};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_expr::expressions::Column as InputColumn;
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -22,8 +21,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties,
     execute_stream,
 };
-use datafusion::sql::unparser::Unparser;
-use datafusion::sql::unparser::dialect::CustomDialectBuilder;
+use datafusion::prelude::SessionContext;
 use futures::{StreamExt, stream};
 
 use super::{Change, Rows, writable};
@@ -32,54 +30,6 @@ use crate::live::LiveTable;
 use crate::provider::SnapshotProvider;
 use crate::resolve::display_uri;
 use crate::write::{TreeTable, addresses_in};
-
-/// An expression as SQL that Lance reads: it quotes names with backticks. Lance's own parser knows
-/// few expressions, and leaves a call of a function, arguments and all, to DataFusion's, which knows
-/// the rest. So it gets a call that changes nothing.
-pub(super) fn lance_sql(expr: &Expr) -> Result<String> {
-    let dialect = CustomDialectBuilder::new()
-        .with_identifier_quote_style('`')
-        .build();
-    let failed = |e| Error::datafusion(format!("cannot hand {expr} over to Lance"), e);
-    // The unparser has no words for bytes. No column has a name like that of their place.
-    let place = |index: usize| format!("\0{index}");
-    let mut bytes = Vec::new();
-    let spoken = expr
-        .clone()
-        .transform(|e| {
-            let Some(literal) = bytes_of(&e) else {
-                return Ok(Transformed::no(e));
-            };
-            let name = place(bytes.len());
-            bytes.push(literal);
-            Ok(Transformed::yes(Expr::Column(Column::new_unqualified(
-                name,
-            ))))
-        })
-        .map_err(failed)?;
-    let sql = Unparser::new(&dialect)
-        .expr_to_sql(&spoken.data)
-        .map_err(failed)?;
-    let mut sql = format!("coalesce({sql})");
-    for (index, bytes) in bytes.iter().enumerate() {
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        sql = sql.replace(&format!("`{}`", place(index)), &format!("X'{hex}'"));
-    }
-    Ok(sql)
-}
-
-fn bytes_of(expr: &Expr) -> Option<Vec<u8>> {
-    let Expr::Literal(value, _) = expr else {
-        return None;
-    };
-    match value {
-        ScalarValue::Binary(bytes)
-        | ScalarValue::BinaryView(bytes)
-        | ScalarValue::LargeBinary(bytes)
-        | ScalarValue::FixedSizeBinary(_, bytes) => bytes.clone(),
-        _ => None,
-    }
-}
 
 /// A plan that appends the rows of `input` to the table of `provider`, or replaces its rows by them.
 ///
@@ -109,7 +59,7 @@ pub(crate) fn insert_plan(
         .take(schema.fields().len())
         .enumerate()
         .map(|(index, field)| {
-            let column: Arc<dyn PhysicalExpr> = Arc::new(InputColumn::new(field.name(), index));
+            let column: Arc<dyn PhysicalExpr> = Arc::new(Column::new(field.name(), index));
             (column, field.name().clone())
         });
     let input = ProjectionExec::try_new(own.collect::<Vec<_>>(), input)
@@ -212,15 +162,16 @@ impl ChangeExec {
     }
 
     async fn run(&self, context: Arc<TaskContext>) -> Result<u64> {
-        let Change { rows, assignments } = &self.change;
-        let assignments: Vec<(&str, &str)> = assignments
-            .iter()
-            .map(|(column, value)| (column.as_str(), value.as_str()))
-            .collect();
-        let deletes = assignments.is_empty();
+        let Change {
+            rows,
+            assignments,
+            session,
+        } = &self.change;
+        let session = &SessionContext::new_with_state(session.as_ref().clone());
+        let (table, deletes) = (&self.table, assignments.is_empty());
         let report = match rows {
-            Rows::Where(filters) if deletes => self.table.delete_where(filters).await?,
-            Rows::Where(filters) => self.table.update_where(filters, &assignments).await?,
+            Rows::Where(filters) if deletes => table.delete_in(session, filters).await?,
+            Rows::Where(filters) => table.update_in(session, filters, assignments).await?,
             Rows::Planned(snapshot, plan) => {
                 let failed = |e| {
                     let table = display_uri(self.table.uri());
@@ -229,10 +180,10 @@ impl ChangeExec {
                 let found = execute_stream(Arc::clone(plan), context).map_err(failed)?;
                 let addresses = addresses_in(found).await.map_err(failed)?;
                 if deletes {
-                    self.table.delete_rows(snapshot, addresses).await?
+                    table.delete_rows(snapshot, addresses).await?
                 } else {
-                    let table = &self.table;
-                    table.update_rows(snapshot, addresses, &assignments).await?
+                    let update = table.update_rows(session, snapshot, addresses, assignments);
+                    update.await?
                 }
             }
         };
@@ -247,7 +198,9 @@ impl DisplayAs for ChangeExec {
             let shown: Vec<_> = filters.iter().map(ToString::to_string).collect();
             shown.join(" AND ")
         };
-        let Change { rows, assignments } = &self.change;
+        let Change {
+            rows, assignments, ..
+        } = &self.change;
         write!(f, "ChangeExec: {}", display_uri(self.table.uri()))?;
         if assignments.is_empty() {
             write!(f, ", delete")?;

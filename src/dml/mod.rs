@@ -20,8 +20,10 @@ use std::sync::Arc;
 
 use datafusion::catalog::Session;
 use datafusion::common::Result as DFResult;
+use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::SessionContext;
 
 use crate::error::{Error, Result};
 use crate::live::LiveTable;
@@ -65,8 +67,22 @@ pub(crate) enum Rows {
 pub(crate) struct Change {
     /// Which rows.
     pub rows: Rows,
-    /// Columns to set, each to a value as SQL for Lance; empty for a deletion.
-    pub assignments: Vec<(String, String)>,
+    /// Columns to set, each to a value over the row as it was; empty for a deletion.
+    pub assignments: Vec<(String, Expr)>,
+    /// The session of the statement, with whose functions and settings conditions and values are
+    /// evaluated.
+    pub session: Arc<SessionState>,
+}
+
+impl Change {
+    /// A change that takes all rows away.
+    pub(crate) fn truncation() -> Self {
+        Self {
+            rows: Rows::Where(Vec::new()),
+            assignments: Vec::new(),
+            session: Arc::new(SessionContext::new().state()),
+        }
+    }
 }
 
 /// The table that a statement writes to through `provider`.
@@ -106,13 +122,11 @@ pub(crate) async fn change(
         )
     })??;
     let table = provider.snapshot().schema();
-    let mut assignments = Vec::with_capacity(request.assignments.len());
-    for (column, value) in &request.assignments {
+    for (column, _) in &request.assignments {
         if table.column_with_name(column).is_none() {
             let why = format!("{column} is where a row is and not part of it: it cannot be set");
             return Err(Error::invalid(why).into());
         }
-        assignments.push((column.clone(), exec::lance_sql(value)?));
     }
     let rows = match &request.rows {
         Asked::Where(filters) => Rows::Where(filters.clone()),
@@ -121,5 +135,10 @@ pub(crate) async fn change(
             Rows::Planned(Arc::clone(snapshot), plan)
         }
     };
-    Ok(Change { rows, assignments })
+    let session = state.as_any().downcast_ref::<SessionState>().cloned();
+    Ok(Change {
+        rows,
+        assignments: request.assignments.clone(),
+        session: Arc::new(session.unwrap_or_else(|| SessionContext::new().state())),
+    })
 }

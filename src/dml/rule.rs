@@ -9,7 +9,7 @@ use datafusion::datasource::{provider_as_source, source_as_provider};
 use datafusion::logical_expr::logical_plan::TableScan;
 use datafusion::logical_expr::logical_plan::dml::DmlStatement;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, WriteOp};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, WriteOp, lit};
 use datafusion::optimizer::AnalyzerRule;
 
 use super::{Asked, Request};
@@ -85,9 +85,11 @@ fn update_of(input: &LogicalPlan) -> Result<Request> {
         }
     }
     if assignments.is_empty() {
-        return Err(Error::invalid(
-            "this UPDATE sets every column to itself: there is nothing to do",
-        ));
+        // Every column is set to itself. The rows are written anew all the same, and counted.
+        let first = input.schema().fields().first();
+        let first = first.ok_or_else(|| Error::invalid("an UPDATE of a table without columns"))?;
+        let itself = Expr::Column(Column::new_unqualified(first.name()));
+        assignments.push((first.name().clone(), itself));
     }
     Ok(Request {
         rows: rows_of(&projection.input, "UPDATE")?,
@@ -110,12 +112,17 @@ fn rows_of(input: &LogicalPlan, statement: &str) -> Result<Asked> {
                 aliases.push(alias.alias.clone());
                 &alias.input
             }
-            LogicalPlan::TableScan(scan) if scan.fetch.is_none() && scan.filters.is_empty() => {
+            LogicalPlan::TableScan(scan) if scan.fetch.is_none() => {
+                // A prepared statement was optimized before it comes here.
+                filters.extend(scan.filters.iter().cloned());
                 if filters.iter().any(has_subquery) {
                     return query_of(scan, aliases, filters);
                 }
                 let plain = filters.into_iter().map(unqualified);
                 return Ok(Asked::Where(plain.collect::<Result<_>>()?));
+            }
+            LogicalPlan::EmptyRelation(empty) if !empty.produce_one_row => {
+                return Ok(Asked::Where(vec![lit(false)]));
             }
             other => return Err(refused(statement, other)),
         };

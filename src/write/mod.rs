@@ -6,7 +6,7 @@
 //!  manifest ◄── root ◄── nodes ◄── leaves ◄── flush ◄── mutations ◄┘
 //!      └─► the table's own commit handler: the version, or a conflict that Lance resolves
 //!
-//!  table, rows, evolve, backfill, clone, create   what can be asked for
+//!  table, rows, update, evolve, backfill, clone, create   what can be asked for
 //!  scope, view, diff, commit                      Lance's work, and what it changed
 //!  grow, build, root, policy, sink                the tree: from changes, from records, its sizes, its objects
 //!  publish, convert                               the manifest and the commit, from one layout to the other
@@ -32,6 +32,7 @@ mod rows;
 mod scope;
 mod sink;
 mod table;
+mod update;
 mod view;
 
 pub use cleanup::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};

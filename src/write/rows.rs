@@ -11,11 +11,11 @@ use datafusion::common::Result as DFResult;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::context::SessionContext;
 use datafusion::logical_expr::utils::conjunction;
-use datafusion::logical_expr::{Expr, col, lit};
+use datafusion::logical_expr::{Expr, lit};
 use datafusion::prelude::DataFrame;
 use futures::{StreamExt, TryStreamExt, stream};
 use lance::Dataset;
-use lance::dataset::{MergeInsertBuilder, UpdateBuilder};
+use lance::dataset::MergeInsertBuilder;
 use lance_select::RowAddrTreeMap;
 use lance_table::transaction::{Operation, Transaction};
 use roaring::{RoaringBitmap, RoaringTreemap};
@@ -32,9 +32,19 @@ use crate::tree_scan::{WalkOptions, WalkState};
 const DELETIONS_IN_FLIGHT: usize = 16;
 
 /// Rows to change: by address, or all there are.
-enum Selection {
+pub(super) enum Selection {
     All,
     Rows(RoaringTreemap),
+}
+
+impl Selection {
+    /// The fragments they lie in.
+    pub(super) fn scope(&self) -> FragmentRanges {
+        match self {
+            Self::All => FragmentRanges::all(),
+            Self::Rows(rows) => FragmentRanges::from_ids(rows.bitmaps().map(|(id, _)| id)),
+        }
+    }
 }
 
 impl TreeTable {
@@ -48,7 +58,7 @@ impl TreeTable {
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let filter = parse(&snapshot, predicate)?;
-            let selection = select(&snapshot, &[filter]).await?;
+            let selection = select(&SessionContext::new(), &snapshot, &[filter]).await?;
             self.delete_on(&snapshot, selection, predicate).await
         })
         .await
@@ -59,11 +69,20 @@ impl TreeTable {
     /// # Errors
     /// Those of [`Self::delete`].
     pub async fn delete_where(&self, filters: &[Expr]) -> Result<RowsReport> {
+        self.delete_in(&SessionContext::new(), filters).await
+    }
+
+    /// [`Self::delete_where`], evaluated with the functions and settings of `session`.
+    pub(crate) async fn delete_in(
+        &self,
+        session: &SessionContext,
+        filters: &[Expr],
+    ) -> Result<RowsReport> {
         let shown = conjunction(filters.iter().cloned()).map_or("true".into(), |f| f.to_string());
         let shown = shown.as_str();
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
-            let selection = select(&snapshot, filters).await?;
+            let selection = select(session, &snapshot, filters).await?;
             self.delete_on(&snapshot, selection, shown).await
         })
         .await
@@ -98,7 +117,7 @@ impl TreeTable {
         selection: Selection,
         predicate: &str,
     ) -> Result<RowsReport> {
-        let scope = scope_of(&selection);
+        let scope = selection.scope();
         let predicate = predicate.to_string();
         let version = snapshot.version();
         let before = snapshot.counts()?.map(|c| c.visible_rows);
@@ -141,21 +160,27 @@ impl TreeTable {
     }
 
     /// Sets columns of the rows for which `predicate` holds, or of all rows: names, each with a SQL
-    /// expression over the row as it was.
+    /// expression over the row as it was, with its `_rowaddr`, `_rowid` and `_fragid`.
     ///
     /// # Errors
-    /// Those of [`Self::delete`], and Lance's for a column that cannot be set.
+    /// Those of [`Self::delete`]; [`Error::InvalidInput`] for a column that is not there, is set twice,
+    /// or must not be null and would be; and for tables that only Lance can write anew, with blob columns
+    /// of version 2 or row ids in data files.
     pub async fn update(
         &self,
         predicate: Option<&str>,
         assignments: &[(&str, &str)],
     ) -> Result<RowsReport> {
+        let session = &SessionContext::new();
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
             let filters = predicate.map(|p| parse(&snapshot, p)).transpose()?;
-            let selection = select(&snapshot, filters.as_slice()).await?;
-            self.update_on(&snapshot, selection, filters.as_slice(), assignments)
-                .await
+            let values = assignments
+                .iter()
+                .map(|(column, value)| Ok(((*column).to_string(), parse(&snapshot, value)?)))
+                .collect::<Result<Vec<_>>>()?;
+            let selection = select(session, &snapshot, filters.as_slice()).await?;
+            self.update_on(session, &snapshot, selection, &values).await
         })
         .await
     }
@@ -167,58 +192,38 @@ impl TreeTable {
     pub async fn update_where(
         &self,
         filters: &[Expr],
-        assignments: &[(&str, &str)],
+        assignments: &[(String, Expr)],
+    ) -> Result<RowsReport> {
+        self.update_in(&SessionContext::new(), filters, assignments)
+            .await
+    }
+
+    /// [`Self::update_where`], evaluated with the functions and settings of `session`.
+    pub(crate) async fn update_in(
+        &self,
+        session: &SessionContext,
+        filters: &[Expr],
+        assignments: &[(String, Expr)],
     ) -> Result<RowsReport> {
         self.retrying(|| async move {
             let snapshot = self.latest().await?;
-            let selection = select(&snapshot, filters).await?;
-            self.update_on(&snapshot, selection, filters, assignments)
+            let selection = select(session, &snapshot, filters).await?;
+            self.update_on(session, &snapshot, selection, assignments)
                 .await
         })
         .await
     }
 
     /// [`Self::update`] of rows of `snapshot` by their addresses, as [`Self::delete_rows`] deletes them.
-    ///
-    /// # Errors
-    /// Those of [`Self::update`].
     pub(crate) async fn update_rows(
         &self,
+        session: &SessionContext,
         snapshot: &Arc<Snapshot>,
         rows: RoaringTreemap,
-        assignments: &[(&str, &str)],
+        assignments: &[(String, Expr)],
     ) -> Result<RowsReport> {
-        let addresses = rows.iter().map(lit).collect();
-        let filters = [col(ROW_ADDR).in_list(addresses, false)];
-        let done = self.update_on(snapshot, Selection::Rows(rows), &filters, assignments);
+        let done = self.update_on(session, snapshot, Selection::Rows(rows), assignments);
         done.await.map_err(to_choose_again)
-    }
-
-    async fn update_on(
-        &self,
-        snapshot: &Arc<Snapshot>,
-        selection: Selection,
-        filters: &[Expr],
-        assignments: &[(&str, &str)],
-    ) -> Result<RowsReport> {
-        let scope = scope_of(&selection);
-        let condition = match &selection {
-            Selection::All => conjunction(filters.iter().cloned()),
-            Selection::Rows(rows) => Some(condition(filters, rows)),
-        };
-        let work = move |dataset: Dataset| async move {
-            let mut builder = UpdateBuilder::new(Arc::new(dataset)).conflict_retries(0);
-            if let Some(condition) = condition {
-                builder = builder.update_where_expr(condition)?;
-            }
-            for (column, value) in assignments {
-                builder = builder.set(column, value)?;
-            }
-            let done = builder.build()?.execute().await?;
-            Ok(done.rows_updated)
-        };
-        let (rows, commit) = self.on(snapshot, scope, work).await?;
-        Ok(RowsReport { rows, commit })
     }
 
     /// Inserts rows or updates those that are there already, by key, as `configure` says.
@@ -247,13 +252,6 @@ impl TreeTable {
     }
 }
 
-fn scope_of(selection: &Selection) -> FragmentRanges {
-    match selection {
-        Selection::All => FragmentRanges::all(),
-        Selection::Rows(rows) => FragmentRanges::from_ids(rows.bitmaps().map(|(id, _)| id)),
-    }
-}
-
 async fn fragment_ids(snapshot: &Arc<Snapshot>) -> Result<Vec<u64>> {
     let mut fragments = snapshot.fragments(
         FragmentRanges::all(),
@@ -267,20 +265,29 @@ async fn fragment_ids(snapshot: &Arc<Snapshot>) -> Result<Vec<u64>> {
     Ok(ids)
 }
 
-fn frame(snapshot: &Arc<Snapshot>) -> Result<DataFrame> {
-    let provider = SnapshotProvider::try_new(Arc::clone(snapshot), SystemColumns::ALL)?;
-    SessionContext::new()
+fn frame(session: &SessionContext, snapshot: &Arc<Snapshot>) -> Result<DataFrame> {
+    // A column of the table's own goes before the fragment's id. Lance allows no other such name.
+    let system = SystemColumns {
+        frag_id: snapshot.schema().column_with_name(FRAG_ID).is_none(),
+        ..SystemColumns::ALL
+    };
+    let provider = SnapshotProvider::try_new(Arc::clone(snapshot), system)?;
+    session
         .read_table(Arc::new(provider))
         .map_err(|e| Error::datafusion(format!("cannot read {}", snapshot.uri()), e))
 }
 
 fn parse(snapshot: &Arc<Snapshot>, predicate: &str) -> Result<Expr> {
-    frame(snapshot)?
+    frame(&SessionContext::new(), snapshot)?
         .parse_sql_expr(predicate)
         .map_err(|e| Error::datafusion(format!("cannot understand {predicate:?}"), e))
 }
 
-async fn select(snapshot: &Arc<Snapshot>, filters: &[Expr]) -> Result<Selection> {
+async fn select(
+    session: &SessionContext,
+    snapshot: &Arc<Snapshot>,
+    filters: &[Expr],
+) -> Result<Selection> {
     let Some(filter) = conjunction(filters.iter().cloned()) else {
         return Ok(Selection::All);
     };
@@ -288,7 +295,7 @@ async fn select(snapshot: &Arc<Snapshot>, filters: &[Expr]) -> Result<Selection>
         return Ok(Selection::All);
     }
     let failed = |e| Error::datafusion(format!("cannot find rows of {}", snapshot.uri()), e);
-    let found = frame(snapshot)?
+    let found = frame(session, snapshot)?
         .filter(filter)
         .and_then(|f| f.select_columns(&[ROW_ADDR]))
         .map_err(failed)?
@@ -328,19 +335,9 @@ fn to_choose_again(error: Error) -> Error {
     }
 }
 
-/// The filters as Lance can evaluate them: it does not know `_fragid`.
-fn condition(filters: &[Expr], rows: &RoaringTreemap) -> Expr {
-    let filter = conjunction(filters.iter().cloned());
-    let foreign = |f: &Expr| f.column_refs().iter().any(|c| c.name == FRAG_ID);
-    match filter {
-        Some(filter) if !foreign(&filter) => filter,
-        _ => col(ROW_ADDR).in_list(rows.iter().map(lit).collect(), false),
-    }
-}
-
 /// Writes the deletion files that add `rows`. Returns the changed fragments, and those of which no
 /// row is left.
-async fn delete_rows(
+pub(super) async fn delete_rows(
     dataset: &Arc<Dataset>,
     rows: &RoaringTreemap,
 ) -> lance::Result<(Vec<lance_table::format::Fragment>, Vec<u64>)> {

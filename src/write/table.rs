@@ -23,7 +23,7 @@ use super::policy::TreePolicy;
 use super::publish::{DONE, unchanging_operation};
 use super::sink::ObjectSink;
 use super::view::{ViewStores, Views};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, plain_message};
 use crate::manifest::check_writable;
 use crate::ranges::FragmentRanges;
 use crate::resolve::{VersionAt, VersionRef, Written};
@@ -617,13 +617,20 @@ fn view_uri(uri: &str) -> Result<String> {
 
 /// Lance's error as ours: lost races are conflicts, errors of ours that went through Lance are ours.
 fn lance_error(context: String, error: lance::Error) -> Error {
+    let mut source = std::error::Error::source(&error);
+    while let Some(inner) = source {
+        if let Some(own) = inner.downcast_ref::<Error>() {
+            return own.clone();
+        }
+        source = inner.source();
+    }
     match error {
         lance::Error::RetryableCommitConflict { .. }
         | lance::Error::CommitConflict { .. }
         | lance::Error::IncompatibleTransaction { .. }
         | lance::Error::TooMuchWriteContention { .. } => Error::Conflict {
             retryable: !matches!(error, lance::Error::IncompatibleTransaction { .. }),
-            message: format!("{context}: {error}"),
+            message: format!("{context}: {}", plain_message(&error.to_string())),
         },
         lance::Error::External { source } => match source.downcast::<Error>() {
             Ok(own) => *own,

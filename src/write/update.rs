@@ -1,0 +1,338 @@
+//! Updating rows: written anew as fragments of their own, and deleted where they were.
+//!
+//! ```text
+//!  rows to change ──► Lance scans them in the view ──► new values, all from the row as it was
+//!                                                          │
+//!        deletion files ◄── their addresses ◄──────────────┴──► new fragments, with their row ids
+//!               └──────────────── Operation::Update ───────────────────┘
+//! ```
+//!
+//! Lance's own update takes values as text of its dialect, which says less than an expression does,
+//! and computes one after the other from a row that the ones before have changed. So the values are
+//! computed here, by DataFusion. What is written and committed is the same.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt64Array};
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use datafusion::common::{DFSchema, DataFusionError, Result as DFResult};
+use datafusion::execution::context::SessionContext;
+use datafusion::logical_expr::{Cast, Expr, ExprSchemable};
+use datafusion::physical_plan::PhysicalExpr;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::StreamExt;
+use lance::Dataset;
+use lance::dataset::rowids::SPILL_ROW_LINEAGE_CONFIG_KEY;
+use lance::dataset::scanner::MaterializationStyle;
+use lance::dataset::{InsertBuilder, WriteMode, WriteParams};
+use lance_arrow::json::{JsonArray, is_json_field};
+use lance_core::datatypes::{BlobHandling, Field as LanceField};
+use lance_file::version::ConcreteFileVersion;
+use lance_select::RowAddrTreeMap;
+use lance_table::format::{Fragment, RowIdMeta};
+use lance_table::rowids::{RowIdSequence, rechunk_sequences, write_row_ids};
+use lance_table::transaction::{Operation, Transaction, UpdateMode};
+use roaring::RoaringTreemap;
+
+use super::rows::{Selection, delete_rows};
+use super::table::{RowsReport, TreeTable};
+use crate::error::{Error, Result};
+use crate::pruning::{FRAG_ID, ROW_ADDR, ROW_ID};
+use crate::resolve::display_uri;
+use crate::snapshot::Snapshot;
+
+impl TreeTable {
+    /// Sets columns of chosen rows of `snapshot` to the values of expressions over the row as it was.
+    pub(super) async fn update_on(
+        &self,
+        session: &SessionContext,
+        snapshot: &Arc<Snapshot>,
+        selection: Selection,
+        assignments: &[(String, Expr)],
+    ) -> Result<RowsReport> {
+        let values = Arc::new(Values::try_new(session, snapshot, assignments)?);
+        let scope = selection.scope();
+        let version = snapshot.version();
+        let work = move |dataset: Dataset| async move {
+            let dataset = Arc::new(dataset);
+            let fields = values.fields_set(&dataset);
+            let (new_fragments, rows) = rewrite(&dataset, selection, values).await?;
+            let (updated_fragments, removed_fragment_ids) = delete_rows(&dataset, &rows).await?;
+            let updated = rows.len();
+            let operation = Operation::Update {
+                removed_fragment_ids,
+                updated_fragments,
+                new_fragments,
+                fields_modified: Vec::new(),
+                compacted_sstables: Vec::new(),
+                fields_for_preserving_frag_bitmap: fields,
+                update_mode: Some(UpdateMode::RewriteRows),
+                inserted_rows_filter: None,
+                updated_fragment_offsets: None,
+            };
+            self.committer(dataset)
+                .with_affected_rows(RowAddrTreeMap::from(rows))
+                .execute(Transaction::new(version, operation, None))
+                .await?;
+            Ok(updated)
+        };
+        let (rows, commit) = self.on(snapshot, scope, work).await?;
+        Ok(RowsReport { rows, commit })
+    }
+}
+
+/// The rows of a change, as they went by.
+#[derive(Default)]
+struct Seen {
+    addresses: RoaringTreemap,
+    /// In order, of a table with stable row ids. Put together at the end: batches follow the ranges that
+    /// were read, and a sequence made piece by piece is longer.
+    row_ids: Vec<u64>,
+}
+
+/// Writes chosen rows with new values. Returns the new fragments, and where the rows were.
+async fn rewrite(
+    dataset: &Arc<Dataset>,
+    selection: Selection,
+    values: Arc<Values>,
+) -> lance::Result<(Vec<Fragment>, RoaringTreemap)> {
+    if dataset.get_fragments().is_empty() {
+        return Ok((Vec::new(), RoaringTreemap::new()));
+    }
+    let stable = dataset.manifest().uses_stable_row_ids();
+    let mut scan = dataset.scan();
+    scan.blob_handling(BlobHandling::AllBinary);
+    scan.with_row_id().with_row_address();
+    scan.materialization_style(MaterializationStyle::AllEarly);
+    scan.use_scalar_index(false);
+    let format = dataset.manifest().data_storage_format.lance_file_format();
+    let mut afterwards = None;
+    if let Selection::Rows(rows) = selection {
+        if format == ConcreteFileVersion::V1 {
+            afterwards = Some(rows);
+        } else {
+            scan.with_physical_row_addr_prefilter(RowAddrTreeMap::from(rows));
+        }
+    }
+    let schema = Arc::clone(&values.written);
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let noted = Arc::clone(&seen);
+    let rows = scan.try_into_stream().await?;
+    let rows = rows.map(move |batch| {
+        let mut batch = batch.map_err(|e| DataFusionError::External(Box::new(e)))?;
+        if let Some(wanted) = &afterwards {
+            batch = keep_rows(&batch, wanted)?;
+        }
+        let written = values.apply(&batch)?;
+        let mut seen = noted.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.addresses
+            .extend(numbers(&batch, ROW_ADDR)?.values().iter().copied());
+        if stable {
+            let ids = numbers(&batch, ROW_ID)?;
+            seen.row_ids.extend_from_slice(ids.values());
+        }
+        Ok(written)
+    });
+    let params = WriteParams {
+        mode: WriteMode::Append,
+        ..Default::default()
+    };
+    let transaction = InsertBuilder::new(Arc::clone(dataset))
+        .with_params(&params)
+        .execute_uncommitted_stream(Box::pin(RecordBatchStreamAdapter::new(schema, rows))
+            as datafusion::execution::SendableRecordBatchStream)
+        .await?;
+    let Operation::Append { mut fragments } = transaction.operation else {
+        return Err(lance::Error::internal("an insert that does not append"));
+    };
+    let seen = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
+    if stable {
+        let sizes: Vec<u64> = fragments
+            .iter()
+            .map(|f| f.physical_rows.unwrap_or_default() as u64)
+            .collect();
+        let all = RowIdSequence::from(seen.row_ids.as_slice());
+        let row_ids = rechunk_sequences([all], sizes, false)?;
+        for (fragment, ids) in fragments.iter_mut().zip(&row_ids) {
+            fragment.row_id_meta = Some(RowIdMeta::Inline(write_row_ids(ids).into()));
+        }
+    }
+    Ok((fragments, seen.addresses))
+}
+
+fn numbers<'a>(batch: &'a RecordBatch, name: &str) -> DFResult<&'a UInt64Array> {
+    batch
+        .column_by_name(name)
+        .and_then(|c| c.as_primitive_opt::<UInt64Type>())
+        .ok_or_else(|| DataFusionError::Internal(format!("a Lance scan without {name}")))
+}
+
+fn keep_rows(batch: &RecordBatch, wanted: &RoaringTreemap) -> DFResult<RecordBatch> {
+    let addresses = numbers(batch, ROW_ADDR)?.values();
+    let keep: BooleanArray = addresses
+        .iter()
+        .map(|address| Some(wanted.contains(*address)))
+        .collect();
+    Ok(filter_record_batch(batch, &keep)?)
+}
+
+/// The new value of a column.
+#[derive(Debug)]
+struct Value {
+    expr: Arc<dyn PhysicalExpr>,
+    /// Whether it gives JSON as text, which is stored in another form.
+    json: bool,
+}
+
+/// What becomes of each column of a row that is updated.
+#[derive(Debug)]
+struct Values {
+    /// What expressions see: the table's columns as they are stored, and where the row is.
+    seen: SchemaRef,
+    /// The table's columns.
+    written: SchemaRef,
+    /// A value for each of the table's columns that is set.
+    values: Vec<Option<Value>>,
+}
+
+impl Values {
+    fn try_new(
+        session: &SessionContext,
+        snapshot: &Snapshot,
+        assignments: &[(String, Expr)],
+    ) -> Result<Self> {
+        let table = display_uri(snapshot.uri());
+        let shell = snapshot.shell();
+        if shell
+            .schema()
+            .fields_pre_order()
+            .any(LanceField::is_blob_v2)
+        {
+            return Err(Error::invalid(format!(
+                "{table} has blob columns of version 2, which only Lance can write anew: give its UpdateBuilder a dataset by TreeTable::with_dataset"
+            )));
+        }
+        let spills = shell.config().get(SPILL_ROW_LINEAGE_CONFIG_KEY);
+        if snapshot.uses_stable_row_ids() && spills.is_some_and(|v| v.eq_ignore_ascii_case("true"))
+        {
+            return Err(Error::invalid(format!(
+                "{table} keeps row ids in data files ({SPILL_ROW_LINEAGE_CONFIG_KEY}), which only Lance can carry over: give its UpdateBuilder a dataset by TreeTable::with_dataset"
+            )));
+        }
+        let written = Arc::new(Schema::from(shell.schema()));
+        let mut fields: Vec<_> = written.fields().iter().cloned().collect();
+        for name in [ROW_ID, ROW_ADDR, FRAG_ID] {
+            if written.column_with_name(name).is_none() {
+                fields.push(Arc::new(Field::new(name, DataType::UInt64, false)));
+            }
+        }
+        let seen = Arc::new(Schema::new(fields));
+        let columns = DFSchema::try_from(Arc::clone(&seen))
+            .map_err(|e| Error::datafusion(format!("cannot update {table}"), e))?;
+        let mut values: Vec<Option<Value>> = written.fields().iter().map(|_| None).collect();
+        for (name, expr) in assignments {
+            let found = written.index_of(name).ok();
+            let place = found.and_then(|index| values.get_mut(index));
+            let (Some(place), Ok(field)) = (place, written.field_with_name(name)) else {
+                return Err(Error::invalid(format!(
+                    "{table} has no column {name} to set"
+                )));
+            };
+            let value = Value::try_new(session, &columns, field, expr.clone())
+                .map_err(|e| Error::datafusion(format!("cannot set {name} to {expr}"), e))?;
+            if place.replace(value).is_some() {
+                return Err(Error::invalid(format!("{name} is set twice")));
+            }
+        }
+        Ok(Self {
+            seen,
+            written,
+            values,
+        })
+    }
+
+    /// Ids of the fields that are set, those inside them included.
+    fn fields_set(&self, dataset: &Dataset) -> Vec<u32> {
+        fn collect(field: &LanceField, into: &mut Vec<u32>) {
+            into.extend(u32::try_from(field.id));
+            for child in &field.children {
+                collect(child, into);
+            }
+        }
+        let mut ids = Vec::new();
+        for (field, value) in dataset.schema().fields.iter().zip(&self.values) {
+            if value.is_some() {
+                collect(field, &mut ids);
+            }
+        }
+        ids
+    }
+
+    /// The new rows for those of a scan.
+    fn apply(&self, scanned: &RecordBatch) -> DFResult<RecordBatch> {
+        let columns = self.seen.fields().iter().map(|field| {
+            if let Some(column) = scanned.column_by_name(field.name()) {
+                return Ok(Arc::clone(column));
+            }
+            let fragments: UInt64Array = numbers(scanned, ROW_ADDR)?.unary(|a| a >> 32);
+            Ok(Arc::new(fragments) as ArrayRef)
+        });
+        let rows = RecordBatch::try_new(
+            Arc::clone(&self.seen),
+            columns.collect::<DFResult<Vec<_>>>()?,
+        )?;
+        let fields = self.written.fields().iter();
+        let columns = fields.zip(rows.columns()).zip(&self.values);
+        let columns = columns.map(|((field, old), value)| match value {
+            None => Ok(Arc::clone(old)),
+            Some(value) => value.compute(field, &rows),
+        });
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        Ok(RecordBatch::try_new(Arc::clone(&self.written), columns)?)
+    }
+}
+
+impl Value {
+    fn try_new(
+        session: &SessionContext,
+        columns: &DFSchema,
+        field: &Field,
+        expr: Expr,
+    ) -> DFResult<Self> {
+        let is_text =
+            |t: &DataType| matches!(t, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+        // A planner that knows the stored form of JSON only makes bytes of its text.
+        let mut expr = match expr {
+            Expr::Cast(cast) if is_json_field(field) && is_text(&cast.expr.get_type(columns)?) => {
+                *cast.expr
+            }
+            expr => expr,
+        };
+        let json = is_json_field(field) && is_text(&expr.get_type(columns)?);
+        if !json && expr.get_type(columns)? != *field.data_type() {
+            expr = Expr::Cast(Cast::new(Box::new(expr), field.data_type().clone()));
+        }
+        let expr = session.create_physical_expr(expr, columns)?;
+        Ok(Self { expr, json })
+    }
+
+    fn compute(&self, field: &Field, rows: &RecordBatch) -> Result<ArrayRef> {
+        let name = field.name();
+        let failed = |e: DataFusionError| Error::datafusion(format!("cannot set {name}"), e);
+        let value = self.expr.evaluate(rows).map_err(failed)?;
+        let mut value = value.into_array(rows.num_rows()).map_err(failed)?;
+        if self.json {
+            let text = arrow::compute::cast(&value, &DataType::LargeUtf8);
+            let json = text.and_then(JsonArray::try_from);
+            let json = json.map_err(|e| failed(e.into()))?;
+            value = Arc::new(json.into_inner());
+        }
+        if !field.is_nullable() && value.null_count() > 0 {
+            return Err(Error::invalid(format!(
+                "{name} is NOT NULL and cannot be set to NULL"
+            )));
+        }
+        Ok(value)
+    }
+}
