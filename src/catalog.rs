@@ -578,6 +578,11 @@ impl SchemaProvider for DirectorySchema {
         table: Arc<dyn TableProvider>,
     ) -> DFResult<Option<Arc<dyn TableProvider>>> {
         if self.list_now().contains(&name) {
+            // What was made or opened by its location is a table of the directory by now.
+            let live = table.downcast_ref::<LiveTable>();
+            if live.is_some_and(|live| live.uri() == self.location(&name)) {
+                return Ok(None);
+            }
             return exec_err!("{name} is a table of {} already", display_uri(&self.uri));
         }
         self.made.register_table(name, table)

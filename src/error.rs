@@ -133,8 +133,16 @@ impl Error {
 
     /// A failure of Lance while doing `context`.
     pub(crate) fn lance(context: impl Into<String>, source: lance::Error) -> Self {
+        let context = context.into();
+        let text = source.to_string();
+        if text.contains("No object store provider found for scheme") {
+            return Self::invalid(format!(
+                "{context}: this build has no client for that kind of store. Cargo features add them: \
+                 s3 (s3://), gcs (gs://), azure (az://, abfss://)"
+            ));
+        }
         Self::Lance {
-            context: context.into(),
+            context,
             source: Arc::new(source),
         }
     }

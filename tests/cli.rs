@@ -240,6 +240,15 @@ fn a_directory_takes_new_tables_that_are_trees() {
         assert!(text.lines().any(|l| l == line), "{line} in {text}");
     }
     assert!(tables.folder.path().join("big.lance/_versions").is_dir());
+    // One that is made by its location is a table of the directory too.
+    let text = good(&sql(&[
+        "CREATE EXTERNAL TABLE placed (id BIGINT) STORED AS LANCE LOCATION 'placed.lance'",
+        "INSERT INTO placed VALUES (3)",
+        "SELECT id + 39 AS n FROM placed",
+        "CREATE EXTERNAL TABLE other STORED AS LANCE LOCATION 'placed.lance'",
+        "DROP TABLE other",
+    ]));
+    assert!(text.lines().any(|l| l == "42"), "{text}");
     // Another program sees them.
     let again = good(&sql(&["SELECT count(*) AS n FROM big"]));
     assert_eq!(again, "n\n6\n");
@@ -253,6 +262,8 @@ fn a_directory_takes_new_tables_that_are_trees() {
             "CREATE TABLE \"a/b\" AS SELECT 1 AS x",
             "cannot be the name",
         ),
+        ("DROP TABLE big", "is a table of a directory"),
+        ("DROP TABLE IF EXISTS big", "is a table of a directory"),
     ] {
         let refused = sql(&[statement]);
         assert!(!refused.status.success(), "{statement}");

@@ -356,7 +356,15 @@ async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<S
 
     if name == "writes" {
         // Tables of its own, to be written to, in the layout of the run.
-        for table in ["t1", "t3", "t13", "t26"] {
+        for table in [
+            "t1",
+            "t3",
+            "t13",
+            "t26",
+            "t37_blob",
+            "t37_blob2",
+            "t37_json",
+        ] {
             let table = format!("{table}.lance");
             common::copy_folder(&folder.join(&table), &scratch.join(&table));
         }

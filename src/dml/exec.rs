@@ -4,22 +4,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow::array::{RecordBatch, UInt64Array};
+use arrow::array::{Array, RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
+use datafusion::catalog::TableProvider;
 use datafusion::common::Result as DFResult;
 use datafusion::datasource::sink::{DataSink, DataSinkExec};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
-use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties,
-    execute_stream,
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, execute_stream,
 };
 use datafusion::prelude::SessionContext;
 use futures::{StreamExt, stream};
@@ -29,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::live::LiveTable;
 use crate::provider::SnapshotProvider;
 use crate::resolve::display_uri;
-use crate::write::{TreeTable, addresses_in};
+use crate::write::{TreeTable, addresses_in, stored};
 
 /// A plan that appends the rows of `input` to the table of `provider`, or replaces its rows by them.
 ///
@@ -50,31 +48,18 @@ pub(crate) fn insert_plan(
         }
     };
     let (table, live) = writable(provider)?;
-    let schema = Arc::clone(provider.snapshot().schema());
-    // The columns that say where a row is come after the table's own. They are not written.
-    let given = input.schema();
-    let own = given
-        .fields()
-        .iter()
-        .take(schema.fields().len())
-        .enumerate()
-        .map(|(index, field)| {
-            let column: Arc<dyn PhysicalExpr> = Arc::new(Column::new(field.name(), index));
-            (column, field.name().clone())
-        });
-    let input = ProjectionExec::try_new(own.collect::<Vec<_>>(), input)
-        .map_err(|e| Error::datafusion("cannot plan an insert", e))?;
+    // DataFusion's own check of NOT NULL knows no names: the sink has a better one.
+    let open = provider.schema();
+    let open = open.fields().iter();
+    let open = open.map(|field| field.as_ref().clone().with_nullable(true));
     let sink = InsertSink {
         table,
         live,
-        schema,
+        written: Arc::clone(provider.snapshot().schema()),
+        schema: Arc::new(Schema::new(open.collect::<Vec<_>>())),
         overwrite,
     };
-    Ok(Arc::new(DataSinkExec::new(
-        Arc::new(input),
-        Arc::new(sink),
-        None,
-    )))
+    Ok(Arc::new(DataSinkExec::new(input, Arc::new(sink), None)))
 }
 
 /// Takes the rows of an `INSERT`.
@@ -82,8 +67,37 @@ pub(crate) fn insert_plan(
 struct InsertSink {
     table: TreeTable,
     live: LiveTable,
+    /// Of the rows that are given: columns that say where a row is come after the table's own.
     schema: SchemaRef,
+    /// Of the rows that are written.
+    written: SchemaRef,
     overwrite: bool,
+}
+
+/// Rows as the table stores them. The planner knows which columns may be null; the table says so.
+fn fitted(schema: &SchemaRef, given: &RecordBatch) -> Result<RecordBatch> {
+    let placed = given.columns().iter().zip(given.schema_ref().fields());
+    for (column, field) in placed.skip(schema.fields().len()) {
+        if column.null_count() < column.len() {
+            return Err(Error::invalid(format!(
+                "{} is where a row is and not part of it: it cannot be inserted",
+                field.name()
+            )));
+        }
+    }
+    let columns = schema.fields().iter().zip(given.columns());
+    let columns = columns.map(|(field, column)| {
+        if !field.is_nullable() && column.null_count() > 0 {
+            return Err(Error::invalid(format!(
+                "{} is NOT NULL and cannot be inserted without a value",
+                field.name()
+            )));
+        }
+        stored(field, column)
+    });
+    let columns = columns.collect::<Result<Vec<_>>>()?;
+    RecordBatch::try_new(Arc::clone(schema), columns)
+        .map_err(|e| Error::datafusion("cannot insert rows", e))
 }
 
 impl DisplayAs for InsertSink {
@@ -109,21 +123,17 @@ impl DataSink for InsertSink {
         _context: &Arc<TaskContext>,
     ) -> DFResult<u64> {
         let rows = Arc::new(AtomicU64::new(0));
-        let (counted, schema) = (Arc::clone(&rows), Arc::clone(&self.schema));
-        // The planner knows which columns may be null; the table says so.
-        let fitted = data.map(move |batch| {
+        let (counted, schema) = (Arc::clone(&rows), Arc::clone(&self.written));
+        let fitting = data.map(move |batch| {
             let batch = batch?;
             counted.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
-            Ok(RecordBatch::try_new(
-                Arc::clone(&schema),
-                batch.columns().to_vec(),
-            )?)
+            Ok(fitted(&schema, &batch)?)
         });
-        let fitted = RecordBatchStreamAdapter::new(Arc::clone(&self.schema), fitted);
+        let fitting = RecordBatchStreamAdapter::new(Arc::clone(&self.written), fitting);
         if self.overwrite {
-            self.table.overwrite(Box::pin(fitted)).await?;
+            self.table.overwrite(Box::pin(fitting)).await?;
         } else {
-            self.table.append(Box::pin(fitted)).await?;
+            self.table.append(Box::pin(fitting)).await?;
         }
         self.live.expire();
         Ok(rows.load(Ordering::Relaxed))

@@ -50,7 +50,7 @@ pub(crate) enum Asked {
     /// Those for which all of these hold; none are all rows.
     Where(Vec<Expr>),
     /// Those of this version whose addresses this query gives.
-    Query(Arc<Snapshot>, LogicalPlan),
+    Query(Arc<Snapshot>, Arc<LogicalPlan>),
 }
 
 /// Rows to change, ready to be found.

@@ -149,7 +149,7 @@ fn query_of(scan: &TableScan, aliases: Vec<TableReference>, filters: Vec<Expr>) 
     let table = named.unwrap_or_else(|| scan.table_name.clone());
     let address = Expr::Column(Column::new(Some(table), ROW_ADDR));
     let query = query.and_then(|q| q.project([address])?.build());
-    Ok(Asked::Query(snapshot, query.map_err(failed)?))
+    Ok(Asked::Query(snapshot, Arc::new(query.map_err(failed)?)))
 }
 
 fn refused(statement: &str, plan: &LogicalPlan) -> Error {

@@ -24,6 +24,7 @@ use crate::snapshot::Snapshot;
 use crate::tree::object::Limits;
 use crate::tree::summary::Counts;
 use crate::tree_scan::WalkState;
+use crate::write::DONE;
 
 /// Columns of the function.
 pub(super) fn schema() -> SchemaRef {
@@ -274,7 +275,9 @@ async fn transaction(table: &Table, entry: &VersionEntry) -> Result<Option<(Opti
             e.to_string(),
         )
     })?;
-    let operation = transaction.operation.as_ref().map(operation_name);
+    // A conversion changes nothing in Lance's terms, and says itself what it is.
+    let done = transaction.transaction_properties.get(DONE).cloned();
+    let operation = done.or_else(|| transaction.operation.as_ref().map(operation_name));
     Ok(Some((operation, size)))
 }
 

@@ -158,6 +158,11 @@ struct Known {
 }
 
 impl LiveTable {
+    /// Where the table lies, as it was given.
+    pub fn uri(&self) -> &str {
+        &self.shared.uri
+    }
+
     /// A table at the latest version on the branch that `snapshot` is on, opened with `open`.
     pub(crate) fn try_new(
         snapshot: Arc<Snapshot>,

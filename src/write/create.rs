@@ -22,7 +22,7 @@ use super::publish::publish_bytes;
 use super::sink::ObjectSink;
 use super::table::{TreeTable, WriteOptions};
 use crate::error::{Error, Result};
-use crate::resolve::normalize_uri;
+use crate::resolve::{display_uri, normalize_uri};
 use crate::snapshot::OpenOptions;
 
 /// What a new table is like.
@@ -50,6 +50,15 @@ impl TreeTable {
     ) -> Result<Self> {
         create.policy.validate()?;
         let uri = normalize_uri(uri)?;
+        for field in rows.schema().fields() {
+            let name = field.name();
+            if name.is_empty() || name.contains('`') {
+                return Err(Error::invalid(format!(
+                    "cannot create {}: Lance could not read a column named {name:?} again, whose name is empty or has a backtick",
+                    display_uri(&uri)
+                )));
+            }
+        }
         let params = options.store_params();
         let context = || format!("cannot create {uri}");
         let inner = commit_handler_from_url(&uri, &Some(params.clone()))

@@ -325,9 +325,13 @@ impl TreeTable {
             let committer = self.committer(Arc::new(dataset));
             committer.execute(transaction).await.map(|_| ())
         };
-        let ((), report) = self
+        let ((), mut report) = self
             .run(&snapshot, FragmentRanges::empty(), None, None, true, work)
             .await?;
+        // What was read to decide is in the cache by the time it is read to be written.
+        let decided = stats.snapshot();
+        report.objects_read += decided.requests;
+        report.object_bytes_read += decided.bytes;
         Ok(Some(report))
     }
 

@@ -16,17 +16,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt64Array};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{DFSchema, DataFusionError, Result as DFResult};
+use datafusion::execution::SessionState;
 use datafusion::execution::context::SessionContext;
+use datafusion::logical_expr::simplify::SimplifyContext;
 use datafusion::logical_expr::{Cast, Expr, ExprSchemable};
-use datafusion::physical_plan::PhysicalExpr;
+use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+use datafusion::physical_expr::create_physical_expr;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{PhysicalExpr, execute_stream};
 use futures::StreamExt;
 use lance::Dataset;
 use lance::dataset::rowids::SPILL_ROW_LINEAGE_CONFIG_KEY;
 use lance::dataset::scanner::MaterializationStyle;
 use lance::dataset::{InsertBuilder, WriteMode, WriteParams};
-use lance_arrow::json::{JsonArray, is_json_field};
+use lance_arrow::json::is_json_field;
 use lance_core::datatypes::{BlobHandling, Field as LanceField};
 use lance_file::version::ConcreteFileVersion;
 use lance_select::RowAddrTreeMap;
@@ -35,6 +40,7 @@ use lance_table::rowids::{RowIdSequence, rechunk_sequences, write_row_ids};
 use lance_table::transaction::{Operation, Transaction, UpdateMode};
 use roaring::RoaringTreemap;
 
+use super::json::stored;
 use super::rows::{Selection, delete_rows};
 use super::table::{RowsReport, TreeTable};
 use crate::error::{Error, Result};
@@ -118,9 +124,10 @@ async fn rewrite(
     let schema = Arc::clone(&values.written);
     let seen = Arc::new(Mutex::new(Seen::default()));
     let noted = Arc::clone(&seen);
-    let rows = scan.try_into_stream().await?;
+    // The plan's own rows: a stream of the scanner's would turn JSON into text.
+    let rows = execute_stream(scan.create_plan().await?, Arc::default())?;
     let rows = rows.map(move |batch| {
-        let mut batch = batch.map_err(|e| DataFusionError::External(Box::new(e)))?;
+        let mut batch = batch?;
         if let Some(wanted) = &afterwards {
             batch = keep_rows(&batch, wanted)?;
         }
@@ -177,14 +184,6 @@ fn keep_rows(batch: &RecordBatch, wanted: &RoaringTreemap) -> DFResult<RecordBat
     Ok(filter_record_batch(batch, &keep)?)
 }
 
-/// The new value of a column.
-#[derive(Debug)]
-struct Value {
-    expr: Arc<dyn PhysicalExpr>,
-    /// Whether it gives JSON as text, which is stored in another form.
-    json: bool,
-}
-
 /// What becomes of each column of a row that is updated.
 #[derive(Debug)]
 struct Values {
@@ -193,7 +192,7 @@ struct Values {
     /// The table's columns.
     written: SchemaRef,
     /// A value for each of the table's columns that is set.
-    values: Vec<Option<Value>>,
+    values: Vec<Option<Arc<dyn PhysicalExpr>>>,
 }
 
 impl Values {
@@ -230,7 +229,23 @@ impl Values {
         let seen = Arc::new(Schema::new(fields));
         let columns = DFSchema::try_from(Arc::clone(&seen))
             .map_err(|e| Error::datafusion(format!("cannot update {table}"), e))?;
-        let mut values: Vec<Option<Value>> = written.fields().iter().map(|_| None).collect();
+        let session = session.state_ref();
+        let session = session.read();
+        // One context for all values: they agree what time it is.
+        let context = SimplifyContext::builder()
+            .with_schema(Arc::new(columns.clone()))
+            .with_config_options(Arc::clone(session.config_options()));
+        let context = match session.execution_props().query_execution_start_time {
+            None => context.with_current_time(),
+            time => context.with_query_execution_start_time(time),
+        };
+        let planner = Planner {
+            session: &session,
+            simplifier: ExprSimplifier::new(context.build()),
+            columns: &columns,
+        };
+        let mut values: Vec<Option<Arc<dyn PhysicalExpr>>> =
+            written.fields().iter().map(|_| None).collect();
         for (name, expr) in assignments {
             let found = written.index_of(name).ok();
             let place = found.and_then(|index| values.get_mut(index));
@@ -239,7 +254,8 @@ impl Values {
                     "{table} has no column {name} to set"
                 )));
             };
-            let value = Value::try_new(session, &columns, field, expr.clone())
+            let value = planner
+                .value(field, expr.clone())
                 .map_err(|e| Error::datafusion(format!("cannot set {name} to {expr}"), e))?;
             if place.replace(value).is_some() {
                 return Err(Error::invalid(format!("{name} is set twice")));
@@ -286,53 +302,54 @@ impl Values {
         let columns = fields.zip(rows.columns()).zip(&self.values);
         let columns = columns.map(|((field, old), value)| match value {
             None => Ok(Arc::clone(old)),
-            Some(value) => value.compute(field, &rows),
+            Some(value) => compute(value, field, &rows),
         });
         let columns = columns.collect::<Result<Vec<_>>>()?;
         Ok(RecordBatch::try_new(Arc::clone(&self.written), columns)?)
     }
 }
 
-impl Value {
-    fn try_new(
-        session: &SessionContext,
-        columns: &DFSchema,
-        field: &Field,
-        expr: Expr,
-    ) -> DFResult<Self> {
-        let is_text =
-            |t: &DataType| matches!(t, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
-        // A planner that knows the stored form of JSON only makes bytes of its text.
-        let mut expr = match expr {
-            Expr::Cast(cast) if is_json_field(field) && is_text(&cast.expr.get_type(columns)?) => {
-                *cast.expr
-            }
-            expr => expr,
-        };
-        let json = is_json_field(field) && is_text(&expr.get_type(columns)?);
-        if !json && expr.get_type(columns)? != *field.data_type() {
+/// Makes expressions ready to be evaluated.
+struct Planner<'a> {
+    session: &'a SessionState,
+    simplifier: ExprSimplifier,
+    columns: &'a DFSchema,
+}
+
+impl Planner<'_> {
+    fn value(&self, field: &Field, expr: Expr) -> DFResult<Arc<dyn PhysicalExpr>> {
+        let mut expr = expr;
+        // Text for a JSON column stays text until it is stored.
+        if !is_json_field(field) && expr.get_type(self.columns)? != *field.data_type() {
             expr = Expr::Cast(Cast::new(Box::new(expr), field.data_type().clone()));
         }
-        let expr = session.create_physical_expr(expr, columns)?;
-        Ok(Self { expr, json })
+        self.physical(expr)
     }
 
-    fn compute(&self, field: &Field, rows: &RecordBatch) -> Result<ArrayRef> {
-        let name = field.name();
-        let failed = |e: DataFusionError| Error::datafusion(format!("cannot set {name}"), e);
-        let value = self.expr.evaluate(rows).map_err(failed)?;
-        let mut value = value.into_array(rows.num_rows()).map_err(failed)?;
-        if self.json {
-            let text = arrow::compute::cast(&value, &DataType::LargeUtf8);
-            let json = text.and_then(JsonArray::try_from);
-            let json = json.map_err(|e| failed(e.into()))?;
-            value = Arc::new(json.into_inner());
+    /// What a session makes of an expression in a query: some functions are there for the planner
+    /// alone to take away.
+    fn physical(&self, expr: Expr) -> DFResult<Arc<dyn PhysicalExpr>> {
+        let mut expr = self.simplifier.coerce(expr, self.columns)?;
+        for rewrite in self.session.analyzer().function_rewrites() {
+            expr = expr
+                .transform_up(|e| rewrite.rewrite(e, self.columns, self.session.config_options()))?
+                .data;
         }
-        if !field.is_nullable() && value.null_count() > 0 {
-            return Err(Error::invalid(format!(
-                "{name} is NOT NULL and cannot be set to NULL"
-            )));
-        }
-        Ok(value)
+        let expr = self.simplifier.simplify(expr)?;
+        create_physical_expr(&expr, self.columns, self.session.execution_props())
     }
+}
+
+/// What `value` gives for `rows`, as `field` stores it.
+fn compute(value: &Arc<dyn PhysicalExpr>, field: &Field, rows: &RecordBatch) -> Result<ArrayRef> {
+    let name = field.name();
+    let failed = |e: DataFusionError| Error::datafusion(format!("cannot set {name}"), e);
+    let value = value.evaluate(rows).map_err(failed)?;
+    let value = value.into_array(rows.num_rows()).map_err(failed)?;
+    if !field.is_nullable() && value.null_count() > 0 {
+        return Err(Error::invalid(format!(
+            "{name} is NOT NULL and cannot be set to NULL"
+        )));
+    }
+    stored(field, &value)
 }

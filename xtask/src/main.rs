@@ -15,6 +15,8 @@ cargo xtask CHORE
   demo [ARGS]       make a table, convert it, compare what queries cost
   test [ARGS]       all tests: unit, whole-table, command line, examples, docs
   run -- ARGS       the fragtree command line
+  install [ARGS]    the fragtree command line, optimised, into cargo's bin folder (--features s3)
+  example NAME      one of the programs in examples/
   bench [ARGS]      the metadata benchmark, optimised
   env               print `export PROTOC=...`, for eval, to use cargo directly
   ci                everything CI checks
@@ -29,6 +31,8 @@ fn main() -> ExitCode {
         Some("test") => test(&rest),
         Some("run") => run(&rest),
         Some("bench") => bench(&rest),
+        Some("install") => install(&rest),
+        Some("example") => example(&rest),
         Some("env") => print_env(),
         Some("ci") => ci(),
         Some("" | "help" | "--help" | "-h") => {
@@ -58,6 +62,16 @@ fn test(args: &[OsString]) -> io::Result<ExitCode> {
 
 fn run(args: &[OsString]) -> io::Result<ExitCode> {
     run_binary(without_dashes(args))
+}
+
+fn install(args: &[OsString]) -> io::Result<ExitCode> {
+    let install = ["install", "--locked", "--path", "."];
+    status(cargo()?.args(install).args(without_dashes(args)))
+}
+
+fn example(args: &[OsString]) -> io::Result<ExitCode> {
+    let run = ["run", "--quiet", "--package", "fragtree", "--example"];
+    status(cargo()?.args(run).args(without_dashes(args)))
 }
 
 fn bench(args: &[OsString]) -> io::Result<ExitCode> {

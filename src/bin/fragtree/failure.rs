@@ -58,7 +58,8 @@ pub(crate) fn print_error(error: &(dyn Error + 'static)) {
 /// is added only where it says something new.
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
     let mut text = one_line(unwrapped(error));
-    let mut source = error.source();
+    // Envelopes that were looked through do not come up again.
+    let mut source = unwrapped(error).source();
     while let Some(error) = source {
         let more = one_line(unwrapped(error));
         if !text.contains(&more) {
@@ -74,8 +75,16 @@ fn unwrapped<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) 
     match error.downcast_ref::<DataFusionError>() {
         Some(DataFusionError::External(inner)) => unwrapped(inner.as_ref()),
         Some(DataFusionError::SQL(inner, _)) => inner.as_ref(),
+        // Which statement was running, when the error says it better.
+        Some(DataFusionError::Context(_, inner)) if is_ours(inner.as_ref()) => {
+            unwrapped(inner.as_ref())
+        }
         _ => error,
     }
+}
+
+fn is_ours(error: &(dyn Error + 'static)) -> bool {
+    unwrapped(error).is::<fragtree::Error>()
 }
 
 fn one_line(error: &(dyn Error + 'static)) -> String {
@@ -110,13 +119,17 @@ fn stdout_is_closed() -> bool {
 }
 
 /// `datafusion-cli` answers some commands with `println!`, which panics when stdout is closed. That
-/// panic, and no other, ends the program quietly.
+/// panic, and no other, ends the program quietly. Tasks of Lance that are cancelled when a query has
+/// failed panic too; of those nothing is said, since the error of the query is.
 pub(crate) fn exit_quietly_when_stdout_closes() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or_default();
         if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
             std::process::exit(0);
+        }
+        if text.contains("JoinError::Cancelled") {
+            return;
         }
         default(info);
     }));
@@ -131,6 +144,13 @@ mod tests {
         let inner = fragtree::Error::invalid("no such\n  column");
         let outer = DataFusionError::External(Box::new(inner));
         assert_eq!(describe(&outer), "no such column");
+    }
+
+    #[test]
+    fn says_what_is_wrong_and_not_where_it_passed() {
+        let inner = DataFusionError::External(Box::new(fragtree::Error::invalid("no such thing")));
+        let outer = inner.context("UPDATE operation on table 't'");
+        assert_eq!(describe(&outer), "no such thing");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use arrow::array::RecordBatch;
 use arrow::json::writer::{JsonArray, JsonFormat, LineDelimited};
 use arrow::json::{Writer, WriterBuilder};
 use datafusion::arrow::datatypes::Schema;
+use datafusion::common::exec_err;
 use datafusion::common::instant::Instant;
 use datafusion::error::Result as DFResult;
 use datafusion::execution::SendableRecordBatchStream;
@@ -40,6 +41,7 @@ pub(crate) async fn run(shell: &Shell, sql: &str) -> DFResult<()> {
         Some(statement) if shell.directory.is_some() && is_new_table(&statement) => {
             create_in_directory(shell, statement, sql).await
         }
+        Some(statement) if is_drop(&statement) => drop_table(shell, statement, sql).await,
         Some(statement) if is_query(&statement) && !is_table(shell.print.format) => {
             print_rows(shell, statement).await
         }
@@ -59,6 +61,26 @@ fn is_lance_table(statement: &Statement) -> bool {
 
 fn is_new_table(statement: &Statement) -> bool {
     matches!(statement, Statement::Statement(s) if matches!(s.as_ref(), ast::Statement::CreateTable(t) if !t.external && !t.temporary))
+}
+
+fn is_drop(statement: &Statement) -> bool {
+    matches!(statement, Statement::Statement(s) if matches!(s.as_ref(), ast::Statement::Drop { object_type: ast::ObjectType::Table, .. }))
+}
+
+/// `DROP TABLE` forgets a table that was registered, and cannot forget one that a directory has.
+/// DataFusion then says that there is none, and with `IF EXISTS` nothing at all.
+async fn drop_table(shell: &Shell, statement: Statement, sql: &str) -> DFResult<()> {
+    let plan = shell.ctx.state().statement_to_plan(statement).await?;
+    let dropped = exec_from_commands(&shell.ctx, vec![sql.to_string()], &shell.print).await;
+    if let LogicalPlan::Ddl(DdlStatement::DropTable(drop)) = plan
+        && shell.ctx.table_exist(drop.name.clone())?
+    {
+        return exec_err!(
+            "{} is a table of a directory, which DROP TABLE leaves alone: TRUNCATE TABLE takes its rows away; to remove it, delete its folder",
+            drop.name
+        );
+    }
+    dropped
 }
 
 /// `CREATE TABLE` in a directory of Lance tables makes one there.
