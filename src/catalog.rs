@@ -134,8 +134,7 @@ pub(crate) fn parse_options(
     location: &str,
     options: &HashMap<String, String>,
 ) -> Result<TableOptions> {
-    let scheme =
-        url::Url::parse(location).map_or_else(|_| "file".into(), |u| u.scheme().to_string());
+    let scheme = scheme_of(location);
     let mut parsed = TableOptions::default();
     let mut reference = References::default();
     let mut refresh = None;
@@ -210,8 +209,46 @@ impl References {
     }
 }
 
+fn scheme_of(location: &str) -> String {
+    url::Url::parse(location).map_or_else(|_| "file".into(), |u| u.scheme().to_string())
+}
+
+/// The name under which the object store of `location` knows an option. Keys may carry the prefix
+/// that users give them: `aws.region` is `region`.
+///
+/// # Errors
+/// [`Error::InvalidInput`] for an option that this kind of store does not have, listing those it has.
+pub fn storage_option(location: &str, key: &str) -> Result<String> {
+    let scheme = scheme_of(location);
+    known_option(&scheme, key).ok_or_else(|| {
+        let known: Vec<_> = COMMON_STORE_OPTIONS
+            .iter()
+            .chain(store_options(&scheme))
+            .copied()
+            .collect();
+        Error::invalid(format!(
+            "unknown option {key:?} of the {scheme} store: there are {}",
+            known.join(", ")
+        ))
+    })
+}
+
 /// The store's own name of an option, when the store of this scheme has one.
 fn store_option(scheme: &str, key: &str) -> Result<String> {
+    known_option(scheme, key).ok_or_else(|| {
+        let ours = TableOptionKey::ALL.iter().map(|(_, name)| *name);
+        let ours: Vec<_> = ours.chain(CREATION_OPTIONS).collect();
+        let known = store_options(scheme);
+        let store: Vec<_> = COMMON_STORE_OPTIONS.iter().chain(known).copied().collect();
+        Error::invalid(format!(
+            "unknown option {key:?}: there are {}; and of the {scheme} store: {}",
+            ours.join(", "),
+            store.join(", ")
+        ))
+    })
+}
+
+fn known_option(scheme: &str, key: &str) -> Option<String> {
     let plain = STORE_PREFIXES
         .iter()
         .find_map(|prefix| key.strip_prefix(prefix))
@@ -225,18 +262,8 @@ fn store_option(scheme: &str, key: &str) -> Result<String> {
         .iter()
         .find_map(|prefix| base.strip_prefix(prefix))
         .unwrap_or(base);
-    let known = store_options(scheme);
-    if known.contains(&bare) || COMMON_STORE_OPTIONS.contains(&bare) {
-        return Ok(plain.to_string());
-    }
-    let ours = TableOptionKey::ALL.iter().map(|(_, name)| *name);
-    let ours: Vec<_> = ours.chain(CREATION_OPTIONS).collect();
-    let store: Vec<_> = COMMON_STORE_OPTIONS.iter().chain(known).copied().collect();
-    Err(Error::invalid(format!(
-        "unknown option {key:?}: there are {}; and of the {scheme} store: {}",
-        ours.join(", "),
-        store.join(", ")
-    )))
+    let known = store_options(scheme).contains(&bare) || COMMON_STORE_OPTIONS.contains(&bare);
+    known.then(|| plain.to_string())
 }
 
 /// `CREATE EXTERNAL TABLE … STORED AS LANCE`.
@@ -457,16 +484,23 @@ impl DirectorySchema {
                 hint: String::new(),
             });
         }
-        schema.list().await?;
+        let names = schema.read_dir().await?;
+        if names.iter().any(|name| name == "_versions") {
+            return Err(Error::invalid(format!(
+                "{} is a Lance table and not a directory of tables: open it as one",
+                display_uri(&schema.uri)
+            )));
+        }
         Ok(schema)
     }
 
+    async fn read_dir(&self) -> Result<Vec<String>> {
+        let names = self.store.read_dir(self.base.clone()).await;
+        names.map_err(|e| Error::lance(format!("cannot list {}", display_uri(&self.uri)), e))
+    }
+
     async fn list(&self) -> Result<Vec<String>> {
-        let names = self
-            .store
-            .read_dir(self.base.clone())
-            .await
-            .map_err(|e| Error::lance(format!("cannot list {}", display_uri(&self.uri)), e))?;
+        let names = self.read_dir().await?;
         let mut tables: Vec<_> = names
             .iter()
             .filter_map(|n| n.trim_end_matches('/').strip_suffix(".lance"))

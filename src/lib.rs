@@ -104,7 +104,7 @@ pub mod write;
 // Asked for in Cargo.toml for their features alone.
 use {getrandom_0_2 as _, md5 as _};
 
-pub use catalog::{DirectorySchema, LanceTableFactory};
+pub use catalog::{DirectorySchema, LanceTableFactory, storage_option};
 pub use engine::{Engine, EngineOptions, TableOptions};
 pub use error::{Error, Result, plain_message};
 pub use live::{LiveTable, Refresh};

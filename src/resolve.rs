@@ -438,27 +438,30 @@ impl Table {
         }
     }
 
-    /// The error for a location that holds no table, naming the tables beside it.
+    /// The error for a location that holds no table, naming the tables in it or beside it.
     async fn missing_table(&self) -> Error {
         let mut parts: Vec<_> = self.base.parts().collect();
         parts.pop();
         let parent: Path = parts.into_iter().collect();
-        let siblings = self.store.read_dir(parent).await.unwrap_or_default();
-        let mut tables: Vec<_> = siblings
-            .into_iter()
-            .filter(|n| n.ends_with(".lance"))
-            .collect();
-        tables.sort();
-        let more = tables.len().saturating_sub(10);
-        tables.truncate(10);
-        let hint = match (tables.is_empty(), more) {
-            (true, _) => String::new(),
-            (false, 0) => format!("; beside it there are: {}", tables.join(", ")),
-            (false, more) => format!(
-                "; beside it there are: {} and {more} more",
-                tables.join(", ")
-            ),
-        };
+        let mut hint = String::new();
+        for (place, folder) in [("in", self.base.clone()), ("beside", parent)] {
+            let names = self.store.read_dir(folder).await.unwrap_or_default();
+            let mut tables: Vec<_> = names
+                .into_iter()
+                .filter(|n| n.ends_with(".lance"))
+                .collect();
+            if tables.is_empty() {
+                continue;
+            }
+            tables.sort();
+            let more = match tables.len().saturating_sub(10) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            tables.truncate(10);
+            hint = format!("; {place} it there are: {}{more}", tables.join(", "));
+            break;
+        }
         Error::NotFound {
             what: format!("Lance table {}", self.shown()),
             hint,

@@ -249,6 +249,15 @@ fn a_directory_takes_new_tables_that_are_trees() {
         "DROP TABLE other",
     ]));
     assert!(text.lines().any(|l| l == "42"), "{text}");
+    let table = tables.run(&["sql", "--dir", "placed.lance", "-c", "SHOW TABLES"]);
+    assert!(!table.status.success());
+    let said = stderr(&table);
+    assert!(
+        said.contains("is a Lance table and not a directory"),
+        "{said}"
+    );
+    let misspelt = tables.run(&["inspect", "placed.lance", "--option", "regoin=eu"]);
+    assert!(stderr(&misspelt).contains("unknown option \"regoin\""));
     // Another program sees them.
     let again = good(&sql(&["SELECT count(*) AS n FROM big"]));
     assert_eq!(again, "n\n6\n");

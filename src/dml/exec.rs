@@ -15,6 +15,7 @@ use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, execute_stream,
@@ -147,6 +148,7 @@ pub(crate) struct ChangeExec {
     live: LiveTable,
     change: Change,
     properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
 }
 
 impl ChangeExec {
@@ -168,6 +170,7 @@ impl ChangeExec {
             live,
             change,
             properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
         })
     }
 
@@ -198,6 +201,17 @@ impl ChangeExec {
             }
         };
         self.live.expire();
+        let commit = report.commit;
+        for (name, value) in [
+            ("rows_changed", report.rows),
+            ("lost_races", commit.lost_races),
+            ("manifest_bytes", commit.manifest_bytes),
+            ("tree_objects_read", commit.objects_read),
+            ("tree_objects_written", commit.objects_written),
+        ] {
+            let counter = MetricBuilder::new(&self.metrics).global_counter(name);
+            counter.add(usize::try_from(value).unwrap_or(usize::MAX));
+        }
         Ok(report.rows)
     }
 }
@@ -255,6 +269,10 @@ impl ExecutionPlan for ChangeExec {
             _ => return Err(Error::internal("a change with other children").into()),
         }
         Ok(Arc::new(changed))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
     }
 
     fn execute(

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use fragtree::{Engine, OpenOptions, VersionAt, VersionRef};
+use fragtree::{Engine, OpenOptions, VersionAt, VersionRef, storage_option};
 use lance::dataset::refs::check_valid_tag;
 
 use crate::failure::{Failure, Outcome};
@@ -28,8 +28,25 @@ pub(crate) struct StorageArgs {
 }
 
 impl StorageArgs {
-    pub(crate) fn to_map(&self) -> HashMap<String, String> {
-        self.options.iter().cloned().collect()
+    /// The options of the store of one table.
+    pub(crate) fn of(&self, uri: &str) -> Outcome<HashMap<String, String>> {
+        self.of_any(&[uri])
+    }
+
+    /// The options of the stores of several tables: each must mean something to one of them.
+    pub(crate) fn of_any(&self, uris: &[&str]) -> Outcome<HashMap<String, String>> {
+        let mut known = HashMap::new();
+        for (key, value) in &self.options {
+            let mut names = uris.iter().map(|uri| storage_option(uri, key));
+            let first = names.next().ok_or_else(|| {
+                Failure::Usage(format!(
+                    "--option {key} goes with --table or --dir; a statement has OPTIONS of its own"
+                ))
+            })?;
+            let name = names.fold(first, |found, next| found.or(next));
+            known.insert(name?, value.clone());
+        }
+        Ok(known)
     }
 }
 
@@ -62,15 +79,15 @@ impl TargetArgs {
         Ok(reference)
     }
 
-    pub(crate) fn storage_options(&self) -> HashMap<String, String> {
-        self.storage.to_map()
+    pub(crate) fn storage_options(&self) -> Outcome<HashMap<String, String>> {
+        self.storage.of(&self.uri)
     }
 
     /// Options to open the version with, sharing what `engine` shares.
     pub(crate) fn open_options(&self, engine: &Engine) -> Outcome<OpenOptions> {
         let options = engine
             .open_options()
-            .with_storage_options(self.storage_options());
+            .with_storage_options(self.storage_options()?);
         Ok(options.with_reference(self.reference()?))
     }
 }
@@ -211,6 +228,19 @@ mod tests {
         assert!("=x".parse::<NamedTable>().is_err());
         let table: NamedTable = "a=/d/x=y@2".parse().expect("a named table");
         assert_eq!((table.name.as_str(), table.uri.as_str()), ("a", "/d/x=y"));
+    }
+
+    #[test]
+    fn options_belong_to_a_store() {
+        let args = |key: &str| StorageArgs {
+            options: vec![(key.into(), "x".into())],
+        };
+        let s3 = args("aws.region").of("s3://b/t").expect("known");
+        assert_eq!(s3.get("region").map(String::as_str), Some("x"));
+        assert!(args("region").of("/d/t").is_err());
+        assert!(args("region").of_any(&["/d/t", "s3://b/t"]).is_ok());
+        assert!(args("regoin").of_any(&["/d/t", "s3://b/t"]).is_err());
+        assert!(args("region").of_any(&[]).is_err());
     }
 
     #[test]

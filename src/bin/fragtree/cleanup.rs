@@ -89,7 +89,7 @@ pub(crate) async fn run(args: CleanupArgs) -> Outcome {
     };
     let open = Engine::new()
         .open_options()
-        .with_storage_options(args.storage.to_map())
+        .with_storage_options(args.storage.of(&args.uri)?)
         .with_reference(reference);
     let bar = progress_bar();
     let report = cleanup(&args.uri, options, open, |progress| show(&bar, &progress)).await;

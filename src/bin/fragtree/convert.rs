@@ -107,7 +107,7 @@ pub(crate) async fn run(args: ConvertArgs) -> Outcome {
     };
     let open = Engine::new()
         .open_options()
-        .with_storage_options(args.storage.to_map());
+        .with_storage_options(args.storage.of(&args.uri)?);
     let open = open.with_reference(reference);
     let report = convert(&args.uri, options, open).await?;
     match args.format {

@@ -39,7 +39,7 @@ pub(crate) async fn run(args: OptimizeArgs) -> Outcome {
     };
     let open = Engine::new()
         .open_options()
-        .with_storage_options(args.storage.to_map())
+        .with_storage_options(args.storage.of(&args.uri)?)
         .with_reference(reference);
     let table = TreeTable::open(&args.uri, open, WriteOptions::default()).await?;
     let report = Report {

@@ -29,7 +29,7 @@ pub(crate) struct InspectArgs {
 /// Runs the command.
 pub(crate) async fn run(args: InspectArgs) -> Outcome {
     let engine = Engine::new();
-    let (reference, storage) = (args.target.reference()?, args.target.storage_options());
+    let (reference, storage) = (args.target.reference()?, args.target.storage_options()?);
     let snapshot = engine.open(&args.target.uri, reference, storage).await?;
     let report = Report::of(&snapshot).await?;
     match args.format {

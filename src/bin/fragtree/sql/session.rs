@@ -45,8 +45,11 @@ impl Shell {
         let ctx = SessionContext::new_with_config_rt(session_config()?, runtime);
         let engine = Engine::new();
         engine.register(&ctx);
-        register_directory(args, &engine, &ctx).await?;
-        register_tables(args, &engine, &ctx).await?;
+        let named = args.tables.iter().map(|table| table.uri.as_str());
+        let uris: Vec<_> = named.chain(args.directory.as_deref()).collect();
+        let storage = args.storage.of_any(&uris)?;
+        register_directory(args, &storage, &engine, &ctx).await?;
+        register_tables(args, &storage, &engine, &ctx).await?;
         let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let print = PrintOptions {
             format: args.format,
@@ -58,7 +61,7 @@ impl Shell {
         let directory = args.directory.as_ref().map(|uri| Directory {
             uri: uri.trim_end_matches('/').to_string(),
             engine,
-            storage: args.storage.to_map(),
+            storage,
         });
         Ok(Self {
             ctx,
@@ -151,11 +154,16 @@ fn session_config() -> DFResult<SessionConfig> {
 
 /// The directory becomes the default schema, so that its tables need no qualifier. It also takes
 /// the tables and views that are made besides.
-async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContext) -> Outcome {
+async fn register_directory(
+    args: &SqlArgs,
+    storage: &HashMap<String, String>,
+    engine: &Engine,
+    ctx: &SessionContext,
+) -> Outcome {
     let Some(directory) = &args.directory else {
         return Ok(());
     };
-    let options = table_options(args, VersionRef::latest());
+    let options = table_options(args, storage, VersionRef::latest());
     let tables = engine.directory_schema(directory, options).await?;
     let state = ctx.state();
     let names = &state.config_options().catalog;
@@ -166,18 +174,27 @@ async fn register_directory(args: &SqlArgs, engine: &Engine, ctx: &SessionContex
     Ok(())
 }
 
-fn table_options(args: &SqlArgs, reference: VersionRef) -> TableOptions {
+fn table_options(
+    args: &SqlArgs,
+    storage: &HashMap<String, String>,
+    reference: VersionRef,
+) -> TableOptions {
     TableOptions {
         reference,
         system_columns: args.system_columns.unwrap_or_default(),
-        storage_options: args.storage.to_map(),
+        storage_options: storage.clone(),
         refresh: args.refresh,
     }
 }
 
-async fn register_tables(args: &SqlArgs, engine: &Engine, ctx: &SessionContext) -> Outcome {
+async fn register_tables(
+    args: &SqlArgs,
+    storage: &HashMap<String, String>,
+    engine: &Engine,
+    ctx: &SessionContext,
+) -> Outcome {
     for table in &args.tables {
-        let options = table_options(args, table.reference.clone());
+        let options = table_options(args, storage, table.reference.clone());
         engine
             .register_table(ctx, &table.name, &table.uri, options)
             .await?;
