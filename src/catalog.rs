@@ -612,9 +612,10 @@ impl SchemaProvider for DirectorySchema {
         table: Arc<dyn TableProvider>,
     ) -> DFResult<Option<Arc<dyn TableProvider>>> {
         if self.list_now().contains(&name) {
-            // What was made or opened by its location is a table of the directory by now.
+            // What was made or opened by its location is a table of the directory by now, and seen
+            // as the directory's tables are.
             let live = table.downcast_ref::<LiveTable>();
-            if live.is_some_and(|live| live.uri() == self.location(&name)) {
+            if live.is_some_and(|live| live.is_at(&self.location(&name), &self.options)) {
                 return Ok(None);
             }
             return exec_err!("{name} is a table of {} already", display_uri(&self.uri));

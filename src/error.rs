@@ -191,23 +191,40 @@ pub fn plain_message(message: &str) -> String {
     let mut message = message.to_string();
     let mut from = 0;
     while let Some(found) = message[from..].find(".rs:") {
-        let colon = from + found + ".rs".len();
-        let rest = message[colon..]
-            .find(|c: char| c != ':' && !c.is_ascii_digit())
-            .map_or(message.len(), |n| colon + n);
-        let start = message[..colon].rfind(", ");
-        match start.filter(|start| *start >= from && message[*start..colon].contains('/')) {
-            Some(start) => {
-                message.replace_range(start..rest, "");
-                from = start;
+        let end = from + found + ".rs".len();
+        let Some(place) = place_after(&message[end..]) else {
+            from = end;
+            continue;
+        };
+        let path = message[from..end]
+            .rfind(char::is_whitespace)
+            .map_or(from, |space| from + space + 1);
+        let before = message[..path].trim_end();
+        let before = before.strip_suffix("location:").unwrap_or(before);
+        let before = before.trim_end().strip_suffix(',');
+        match before.filter(|_| message[path..end].contains(['/', '\\'])) {
+            Some(before) => {
+                from = before.len();
+                message.replace_range(from..end + place, "");
             }
-            None => from = rest,
+            None => from = end,
         }
     }
     while let Some(at) = message.find(&KIND.repeat(2)) {
         message.replace_range(at..at + KIND.len(), "");
     }
     message
+}
+
+/// The length of `:line:column` at the start of `text`, if that is there.
+fn place_after(text: &str) -> Option<usize> {
+    let number = |text: &str| {
+        let rest = text.strip_prefix(':')?;
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        (digits > 0).then_some(1 + digits)
+    };
+    let line = number(text)?;
+    Some(line + number(&text[line..])?)
 }
 
 impl From<Error> for DataFusionError {
@@ -230,5 +247,22 @@ mod tests {
             error.to_string(),
             "cannot update t: Invalid user input: no column x/y.rs:name, or y"
         );
+    }
+
+    #[test]
+    fn messages_lose_nothing_else() {
+        for (given, shown) in [
+            ("columns a, x/y.rs:name", "columns a, x/y.rs:name"),
+            (
+                "expected a, found b/c in x.rs:3",
+                "expected a, found b/c in x.rs:3",
+            ),
+            ("in /a/x.rs:3:4 it is", "in /a/x.rs:3:4 it is"),
+            ("bad, /a/x.rs:3:4", "bad"),
+            ("bad, location: C:\\a\\x.rs:3:4: worse", "bad: worse"),
+            ("a, /a/x.rs:3:4, /b/y.rs:5:6", "a"),
+        ] {
+            assert_eq!(plain_message(given), shown);
+        }
     }
 }

@@ -459,8 +459,11 @@ impl TableProvider for SnapshotProvider {
         Ok(Arc::new(ChangeExec::try_new(self, change)?))
     }
 
-    async fn truncate(&self, _state: &dyn Session) -> DFResult<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(ChangeExec::try_new(self, Change::truncation())?))
+    async fn truncate(&self, state: &dyn Session) -> DFResult<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(ChangeExec::try_new(
+            self,
+            Change::truncation(state),
+        )?))
     }
 
     fn statistics(&self) -> Option<Statistics> {

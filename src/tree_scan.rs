@@ -90,6 +90,7 @@ impl SequenceLedger {
 }
 
 /// What the parts of one operation share: counters, the sequences seen, and its share of the cache.
+/// One for each operation: what is used again keeps no more leaves.
 #[derive(Debug, Clone, Default)]
 pub struct WalkState {
     pub(crate) stats: Arc<ReadStats>,

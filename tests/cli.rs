@@ -271,8 +271,16 @@ fn a_directory_takes_new_tables_that_are_trees() {
             "CREATE TABLE \"a/b\" AS SELECT 1 AS x",
             "cannot be the name",
         ),
-        ("DROP TABLE big", "is a table of a directory"),
-        ("DROP TABLE IF EXISTS big", "is a table of a directory"),
+        ("DROP TABLE big", "its files are not dropped from here"),
+        (
+            "DROP TABLE IF EXISTS big",
+            "its files are not dropped from here",
+        ),
+        ("CREATE VIEW v AS SELECT 1; DROP TABLE v", "doesn't exist"),
+        (
+            "CREATE EXTERNAL TABLE placed STORED AS LANCE LOCATION 'placed.lance' OPTIONS (system_columns '_rowaddr')",
+            "already",
+        ),
     ] {
         let refused = sql(&[statement]);
         assert!(!refused.status.success(), "{statement}");

@@ -364,6 +364,7 @@ async fn run_file(tables: Arc<Tables>, setting: Setting, file: PathBuf) -> Vec<S
             "t37_blob",
             "t37_blob2",
             "t37_json",
+            "file_legacy",
         ] {
             let table = format!("{table}.lance");
             common::copy_folder(&folder.join(&table), &scratch.join(&table));

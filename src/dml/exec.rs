@@ -49,9 +49,20 @@ pub(crate) fn insert_plan(
         }
     };
     let (table, live) = writable(provider)?;
+    let wanted = provider.schema();
+    let names = |schema: &SchemaRef| -> Vec<String> {
+        schema.fields().iter().map(|f| f.name().clone()).collect()
+    };
+    if names(&input.schema()) != names(&wanted) {
+        return Err(Error::invalid(format!(
+            "cannot insert columns {:?} into {}, whose columns are {:?}: give them in that order",
+            names(&input.schema()),
+            display_uri(table.uri()),
+            names(&wanted)
+        )));
+    }
     // DataFusion's own check of NOT NULL knows no names: the sink has a better one.
-    let open = provider.schema();
-    let open = open.fields().iter();
+    let open = wanted.fields().iter();
     let open = open.map(|field| field.as_ref().clone().with_nullable(true));
     let sink = InsertSink {
         table,
@@ -76,29 +87,21 @@ struct InsertSink {
 }
 
 /// Rows as the table stores them. The planner knows which columns may be null; the table says so.
-fn fitted(schema: &SchemaRef, given: &RecordBatch) -> Result<RecordBatch> {
+fn fitted(table: &str, schema: &SchemaRef, given: &RecordBatch) -> Result<RecordBatch> {
     let placed = given.columns().iter().zip(given.schema_ref().fields());
     for (column, field) in placed.skip(schema.fields().len()) {
         if column.null_count() < column.len() {
             return Err(Error::invalid(format!(
-                "{} is where a row is and not part of it: it cannot be inserted",
+                "{} is where a row is and not part of it: it cannot be inserted into {table}",
                 field.name()
             )));
         }
     }
     let columns = schema.fields().iter().zip(given.columns());
-    let columns = columns.map(|(field, column)| {
-        if !field.is_nullable() && column.null_count() > 0 {
-            return Err(Error::invalid(format!(
-                "{} is NOT NULL and cannot be inserted without a value",
-                field.name()
-            )));
-        }
-        stored(field, column)
-    });
+    let columns = columns.map(|(field, column)| stored(table, field, column));
     let columns = columns.collect::<Result<Vec<_>>>()?;
     RecordBatch::try_new(Arc::clone(schema), columns)
-        .map_err(|e| Error::datafusion("cannot insert rows", e))
+        .map_err(|e| Error::datafusion(format!("cannot insert rows into {table}"), e))
 }
 
 impl DisplayAs for InsertSink {
@@ -125,10 +128,11 @@ impl DataSink for InsertSink {
     ) -> DFResult<u64> {
         let rows = Arc::new(AtomicU64::new(0));
         let (counted, schema) = (Arc::clone(&rows), Arc::clone(&self.written));
+        let table = display_uri(self.table.uri()).to_string();
         let fitting = data.map(move |batch| {
             let batch = batch?;
             counted.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
-            Ok(fitted(&schema, &batch)?)
+            Ok(fitted(&table, &schema, &batch)?)
         });
         let fitting = RecordBatchStreamAdapter::new(Arc::clone(&self.written), fitting);
         if self.overwrite {

@@ -76,11 +76,11 @@ pub(crate) struct Change {
 
 impl Change {
     /// A change that takes all rows away.
-    pub(crate) fn truncation() -> Self {
+    pub(crate) fn truncation(state: &dyn Session) -> Self {
         Self {
             rows: Rows::Where(Vec::new()),
             assignments: Vec::new(),
-            session: Arc::new(SessionContext::new().state()),
+            session: session_of(state),
         }
     }
 }
@@ -135,10 +135,14 @@ pub(crate) async fn change(
             Rows::Planned(Arc::clone(snapshot), plan)
         }
     };
-    let session = state.as_any().downcast_ref::<SessionState>().cloned();
     Ok(Change {
         rows,
         assignments: request.assignments.clone(),
-        session: Arc::new(session.unwrap_or_else(|| SessionContext::new().state())),
+        session: session_of(state),
     })
+}
+
+fn session_of(state: &dyn Session) -> Arc<SessionState> {
+    let own = state.as_any().downcast_ref::<SessionState>().cloned();
+    Arc::new(own.unwrap_or_else(|| SessionContext::new().state()))
 }

@@ -18,7 +18,8 @@ use crate::provider::SnapshotProvider;
 use crate::pruning::ROW_ADDR;
 
 /// Puts what a `DELETE` or `UPDATE` asks for into its target. The last analyzer rule: expressions
-/// have their types by then, and nothing is optimized yet.
+/// have their types by then, and nothing is optimized yet but what a prepared statement had optimized
+/// when it was prepared.
 #[derive(Debug)]
 pub(crate) struct CaptureChange;
 
@@ -64,6 +65,15 @@ fn capture(statement: DmlStatement) -> DFResult<Transformed<LogicalPlan>> {
 
 /// The new values are the top projection of an update, the condition is below it.
 fn update_of(input: &LogicalPlan) -> Result<Request> {
+    if let LogicalPlan::EmptyRelation(empty) = input
+        && let Some(first) = empty.schema.fields().first()
+    {
+        let itself = Expr::Column(Column::new_unqualified(first.name()));
+        return Ok(Request {
+            rows: rows_of(input, "UPDATE")?,
+            assignments: vec![(first.name().clone(), itself)],
+        });
+    }
     let LogicalPlan::Projection(projection) = input else {
         return Err(refused("UPDATE", input));
     };
@@ -114,7 +124,9 @@ fn rows_of(input: &LogicalPlan, statement: &str) -> Result<Asked> {
             }
             LogicalPlan::TableScan(scan) if scan.fetch.is_none() => {
                 // A prepared statement was optimized before it comes here.
-                filters.extend(scan.filters.iter().cloned());
+                for filter in &scan.filters {
+                    filters.push(named_by(aliases.first(), filter.clone())?);
+                }
                 if filters.iter().any(has_subquery) {
                     return query_of(scan, aliases, filters);
                 }
@@ -155,7 +167,8 @@ fn query_of(scan: &TableScan, aliases: Vec<TableReference>, filters: Vec<Expr>) 
 fn refused(statement: &str, plan: &LogicalPlan) -> Error {
     let what = match plan {
         LogicalPlan::Limit(_) => "a LIMIT",
-        LogicalPlan::Join(_) => "a FROM or USING",
+        LogicalPlan::Join(_) => "a FROM or USING, or a subquery in a prepared statement,",
+        LogicalPlan::Projection(_) => "values that a prepared statement shares between columns",
         LogicalPlan::Sort(_) => "an ORDER BY",
         _ => "more than a condition on its own table",
     };
@@ -175,6 +188,24 @@ fn has_subquery(expr: &Expr) -> bool {
         ))
     });
     found.unwrap_or(true)
+}
+
+/// A filter that was pushed below the alias of its table, by that alias.
+fn named_by(alias: Option<&TableReference>, filter: Expr) -> Result<Expr> {
+    let Some(alias) = alias else {
+        return Ok(filter);
+    };
+    filter
+        .transform(|e| {
+            Ok(match e {
+                Expr::Column(column) => {
+                    Transformed::yes(Expr::Column(Column::new(Some(alias.clone()), column.name)))
+                }
+                other => Transformed::no(other),
+            })
+        })
+        .map(|t| t.data)
+        .map_err(|e| Error::datafusion("cannot read a condition", e))
 }
 
 /// The expression with columns by their plain names, as the table itself knows them.

@@ -32,6 +32,7 @@ use datafusion::logical_expr::{Expr, TableType};
 use datafusion::physical_plan::ExecutionPlan;
 use parking_lot::Mutex;
 
+use crate::engine::TableOptions;
 use crate::error::{Error, Result};
 use crate::provider::{SnapshotProvider, SystemColumns};
 use crate::resolve::display_uri;
@@ -158,9 +159,17 @@ struct Known {
 }
 
 impl LiveTable {
-    /// Where the table lies, as it was given.
-    pub fn uri(&self) -> &str {
-        &self.shared.uri
+    /// Whether this is the table at `uri`, opened with these options.
+    pub(crate) fn is_at(&self, uri: &str, options: &TableOptions) -> bool {
+        let shared = &self.shared;
+        let age = match options.refresh {
+            Refresh::Always | Refresh::Off => Duration::ZERO,
+            Refresh::Every(age) => age,
+        };
+        shared.uri == uri
+            && shared.system == options.system_columns
+            && shared.age == age
+            && shared.open.storage_options == options.storage_options
     }
 
     /// A table at the latest version on the branch that `snapshot` is on, opened with `open`.

@@ -81,8 +81,11 @@ impl FragmentCountExec {
 
     /// The same count, as the source of the one row of a literal.
     pub(crate) fn answered(&self) -> Self {
-        let metrics = self.metrics.clone();
-        Self::new(self.plan.clone(), self.rows, Output::One, metrics)
+        let mut plan = self.plan.clone();
+        let mut request = plan.request.as_ref().clone();
+        request.fetch = None;
+        plan.request = Arc::new(request);
+        Self::new(plan, self.rows, Output::One, self.metrics.clone())
     }
 
     fn new(plan: ScanPlan, rows: u64, output: Output, metrics: NodeMetrics) -> Self {

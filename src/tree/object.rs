@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
@@ -318,7 +318,9 @@ impl std::fmt::Debug for ObjectCache {
 }
 
 impl ObjectCache {
-    /// A cache that holds at most `bytes` of decoded objects; zero turns caching off.
+    /// A cache that holds at most `bytes` of decoded objects; zero turns caching off. One operation
+    /// adds at most a quarter of that in leaves; of leaves that are not to be kept, each reader loads
+    /// its own.
     pub fn new(bytes: u64) -> Self {
         let inner = moka::future::Cache::builder()
             .weigher(|key: &CacheKey, value: &Cached| {
@@ -530,7 +532,9 @@ impl TreeObjects {
         kept: &AtomicU64,
     ) -> Result<Arc<Leaf>> {
         ReadStats::add(&stats.leaves_opened, 1);
-        let keep = kept.load(Ordering::Relaxed) < self.cache.share_of_an_operation();
+        // Counted before it is loaded, so that a window of loads does not pass at once.
+        let before = kept.fetch_add(size, Ordering::Relaxed);
+        let keep = before < self.cache.share_of_an_operation();
         let decode = |label: String, bytes: Bytes| async move {
             let leaf = off_thread(usize::MAX, move || Leaf::decode(&label, bytes)).await?;
             Ok(Cached::Leaf(Arc::new(leaf)))
@@ -548,14 +552,15 @@ impl TreeObjects {
                 if keep && loaded {
                     kept.fetch_add(leaf.memory_bytes() as u64, Ordering::Relaxed);
                 }
+                kept.fetch_sub(size, Ordering::Relaxed);
                 Ok(leaf)
             }
             (Cached::Root(_) | Cached::Node(_), _) => Err(Error::internal("cache kinds mixed up")),
         }
     }
 
-    /// Takes an object from the cache, or reads and decodes it; and says whether it did. Concurrent
-    /// misses of one object that is to be kept share one load.
+    /// Takes an object from the cache, or reads and decodes it; and says whether it was this call that
+    /// did. Concurrent misses of one object that is to be kept share one load.
     ///
     /// A load is a task of its own. Others wait for it, or for its turn to decode, and whoever began
     /// it may be a stream that nobody asks for more until just those others are done.
@@ -586,13 +591,16 @@ impl TreeObjects {
         }
         let (cache, fetcher) = (self.cache.inner.clone(), self.fetcher.clone());
         let (path, label) = (path.to_string(), key.location.clone());
-        let spent = Arc::new(ReadStats::default());
+        // The load that another call began does not run here.
+        let spent = Arc::new((ReadStats::default(), AtomicBool::new(false)));
         let spending = Arc::clone(&spent);
         // Dropped, it stops the task.
         let mut task = JoinSet::new();
         task.spawn(async move {
             let load = async {
-                let bytes = fetcher.fetch(owner, &path, &label, size, &spending).await?;
+                let (stats, loaded) = spending.as_ref();
+                loaded.store(true, Ordering::Relaxed);
+                let bytes = fetcher.fetch(owner, &path, &label, size, stats).await?;
                 decode(label, bytes).await
             };
             if keep {
@@ -601,12 +609,13 @@ impl TreeObjects {
             load.await.map_err(Arc::new)
         });
         let loaded = task.join_next().await;
-        let spent = spent.snapshot();
+        let loaded_here = spent.1.load(Ordering::Relaxed);
+        let spent = spent.0.snapshot();
         ReadStats::add(&stats.requests, spent.requests);
         ReadStats::add(&stats.bytes, spent.bytes);
         match loaded {
             Some(Ok(loaded)) => loaded
-                .map(|object| (object, true))
+                .map(|object| (object, loaded_here))
                 .map_err(|e: Arc<Error>| e.as_ref().clone()),
             Some(Err(e)) => Err(Error::internal(format!("a load ended: {e}"))),
             None => Err(Error::internal("a load that was never begun")),

@@ -1,8 +1,8 @@
 //! One fragment's record: the rules it must obey, its counts, and who owns its files.
 //!
 //! Records stay protobuf (`pb::DataFragment`) through the tree: Lance's own `Fragment` drops fields
-//! and reorders overlays, so it is made only where a scan or a native write needs it
-//! (`spec/notes.md` 19).
+//! and reorders overlays, so it is made only where somebody asks for it, or a scan or a native write
+//! needs it (`spec/notes.md` 19).
 
 use std::collections::HashSet;
 

@@ -3,6 +3,7 @@
 //! Which rows a predicate means is found by a scan like any other, with all its pruning. Lance then
 //! works on just the fragments those rows lie in.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::AsArray;
@@ -17,6 +18,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use lance::Dataset;
 use lance::dataset::MergeInsertBuilder;
 use lance_select::RowAddrTreeMap;
+use lance_table::format::Fragment;
 use lance_table::transaction::{Operation, Transaction};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
@@ -340,8 +342,8 @@ fn to_choose_again(error: Error) -> Error {
 pub(super) async fn delete_rows(
     dataset: &Arc<Dataset>,
     rows: &RoaringTreemap,
-) -> lance::Result<(Vec<lance_table::format::Fragment>, Vec<u64>)> {
-    let by_fragment: std::collections::BTreeMap<u32, &RoaringBitmap> = rows.bitmaps().collect();
+) -> lance::Result<(Vec<Fragment>, Vec<u64>)> {
+    let by_fragment: BTreeMap<u32, &RoaringBitmap> = rows.bitmaps().collect();
     let touched = dataset.get_fragments().into_iter().filter_map(|fragment| {
         let id = u32::try_from(fragment.id()).ok()?;
         Some((fragment, (*by_fragment.get(&id)?).clone()))

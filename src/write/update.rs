@@ -9,17 +9,20 @@
 //!
 //! Lance's own update takes values as text of its dialect, which says less than an expression does,
 //! and computes one after the other from a row that the ones before have changed. So the values are
-//! computed here, by DataFusion. What is written and committed is the same.
+//! computed here, by DataFusion. What is committed is what Lance commits; tables whose rows only Lance
+//! can write anew, with blobs of version 2 or row ids in data files, are refused.
 
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt64Array};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch, UInt64Array};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{DFSchema, DataFusionError, Result as DFResult};
-use datafusion::execution::SessionState;
 use datafusion::execution::context::SessionContext;
+use datafusion::execution::{SendableRecordBatchStream, SessionState, TaskContext};
 use datafusion::logical_expr::simplify::SimplifyContext;
 use datafusion::logical_expr::{Cast, Expr, ExprSchemable};
 use datafusion::optimizer::simplify_expressions::ExprSimplifier;
@@ -40,8 +43,8 @@ use lance_table::rowids::{RowIdSequence, rechunk_sequences, write_row_ids};
 use lance_table::transaction::{Operation, Transaction, UpdateMode};
 use roaring::RoaringTreemap;
 
-use super::json::stored;
 use super::rows::{Selection, delete_rows};
+use super::stored::stored;
 use super::table::{RowsReport, TreeTable};
 use crate::error::{Error, Result};
 use crate::pruning::{FRAG_ID, ROW_ADDR, ROW_ID};
@@ -63,8 +66,20 @@ impl TreeTable {
         let work = move |dataset: Dataset| async move {
             let dataset = Arc::new(dataset);
             let fields = values.fields_set(&dataset);
-            let (new_fragments, rows) = rewrite(&dataset, selection, values).await?;
-            let (updated_fragments, removed_fragment_ids) = delete_rows(&dataset, &rows).await?;
+            let task = session.task_ctx();
+            let (mut new_fragments, seen) = rewrite(&dataset, selection, values, task).await?;
+            let rest = async {
+                give_row_ids(&mut new_fragments, seen.row_ids)?;
+                delete_rows(&dataset, &seen.addresses).await
+            };
+            let (updated_fragments, removed_fragment_ids) = match rest.await {
+                Ok(deleted) => deleted,
+                Err(e) => {
+                    discard(&dataset, &new_fragments).await;
+                    return Err(e);
+                }
+            };
+            let rows = seen.addresses;
             let updated = rows.len();
             let operation = Operation::Update {
                 removed_fragment_ids,
@@ -88,23 +103,51 @@ impl TreeTable {
     }
 }
 
+/// Row ids that are put together at a time: batches follow the ranges that were read, and a sequence
+/// made of small pieces is longer.
+const ROW_IDS_AT_A_TIME: usize = 1 << 16;
+
 /// The rows of a change, as they went by.
 #[derive(Default)]
 struct Seen {
     addresses: RoaringTreemap,
-    /// In order, of a table with stable row ids. Put together at the end: batches follow the ranges that
-    /// were read, and a sequence made piece by piece is longer.
-    row_ids: Vec<u64>,
+    /// In order; none of a table without stable row ids.
+    row_ids: Option<RowIds>,
 }
 
-/// Writes chosen rows with new values. Returns the new fragments, and where the rows were.
+#[derive(Default)]
+struct RowIds {
+    sequence: RowIdSequence,
+    next: Vec<u64>,
+}
+
+impl RowIds {
+    fn add(&mut self, ids: &[u64]) {
+        self.next.extend_from_slice(ids);
+        if self.next.len() >= ROW_IDS_AT_A_TIME {
+            self.sequence.extend(self.next.as_slice().into());
+            self.next.clear();
+        }
+    }
+
+    fn finish(mut self) -> RowIdSequence {
+        if self.sequence.is_empty() {
+            return self.next.as_slice().into();
+        }
+        self.sequence.extend(self.next.as_slice().into());
+        self.sequence
+    }
+}
+
+/// Writes chosen rows with new values. Returns the new fragments, and which rows they were.
 async fn rewrite(
     dataset: &Arc<Dataset>,
     selection: Selection,
     values: Arc<Values>,
-) -> lance::Result<(Vec<Fragment>, RoaringTreemap)> {
+    task: Arc<TaskContext>,
+) -> lance::Result<(Vec<Fragment>, Seen)> {
     if dataset.get_fragments().is_empty() {
-        return Ok((Vec::new(), RoaringTreemap::new()));
+        return Ok((Vec::new(), Seen::default()));
     }
     let stable = dataset.manifest().uses_stable_row_ids();
     let mut scan = dataset.scan();
@@ -116,28 +159,39 @@ async fn rewrite(
     let mut afterwards = None;
     if let Selection::Rows(rows) = selection {
         if format == ConcreteFileVersion::V1 {
-            afterwards = Some(rows);
+            afterwards = Some(Arc::new(rows));
         } else {
             scan.with_physical_row_addr_prefilter(RowAddrTreeMap::from(rows));
         }
     }
     let schema = Arc::clone(&values.written);
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen = Arc::new(Mutex::new(Seen {
+        row_ids: stable.then(RowIds::default),
+        ..Default::default()
+    }));
     let noted = Arc::clone(&seen);
     // The plan's own rows: a stream of the scanner's would turn JSON into text.
-    let rows = execute_stream(scan.create_plan().await?, Arc::default())?;
+    let rows = execute_stream(scan.create_plan().await?, task)?;
     let rows = rows.map(move |batch| {
-        let mut batch = batch?;
-        if let Some(wanted) = &afterwards {
-            batch = keep_rows(&batch, wanted)?;
-        }
-        let written = values.apply(&batch)?;
+        let (values, wanted) = (Arc::clone(&values), afterwards.clone());
+        SpawnedTask::spawn_blocking(move || {
+            let mut batch = batch?;
+            if let Some(wanted) = wanted {
+                batch = keep_rows(&batch, &wanted)?;
+            }
+            Ok((values.apply(&batch)?, batch))
+        })
+    });
+    let at_once = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let rows = rows.buffered(at_once).map(move |computed| {
+        let computed: DFResult<_> =
+            computed.map_err(|e| DataFusionError::ExecutionJoin(Box::new(e)))?;
+        let (written, batch) = computed?;
         let mut seen = noted.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.addresses
-            .extend(numbers(&batch, ROW_ADDR)?.values().iter().copied());
-        if stable {
-            let ids = numbers(&batch, ROW_ID)?;
-            seen.row_ids.extend_from_slice(ids.values());
+        let addresses = numbers(&batch, ROW_ADDR)?;
+        seen.addresses.extend(addresses.values().iter().copied());
+        if let Some(row_ids) = &mut seen.row_ids {
+            row_ids.add(numbers(&batch, ROW_ID)?.values());
         }
         Ok(written)
     });
@@ -147,25 +201,47 @@ async fn rewrite(
     };
     let transaction = InsertBuilder::new(Arc::clone(dataset))
         .with_params(&params)
-        .execute_uncommitted_stream(Box::pin(RecordBatchStreamAdapter::new(schema, rows))
-            as datafusion::execution::SendableRecordBatchStream)
+        .execute_uncommitted_stream(
+            Box::pin(RecordBatchStreamAdapter::new(schema, rows)) as SendableRecordBatchStream
+        )
         .await?;
-    let Operation::Append { mut fragments } = transaction.operation else {
+    let Operation::Append { fragments } = transaction.operation else {
         return Err(lance::Error::internal("an insert that does not append"));
     };
     let seen = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
-    if stable {
-        let sizes: Vec<u64> = fragments
-            .iter()
-            .map(|f| f.physical_rows.unwrap_or_default() as u64)
-            .collect();
-        let all = RowIdSequence::from(seen.row_ids.as_slice());
-        let row_ids = rechunk_sequences([all], sizes, false)?;
-        for (fragment, ids) in fragments.iter_mut().zip(&row_ids) {
-            fragment.row_id_meta = Some(RowIdMeta::Inline(write_row_ids(ids).into()));
+    Ok((fragments, seen))
+}
+
+/// Rows that are written anew keep their ids.
+fn give_row_ids(fragments: &mut [Fragment], row_ids: Option<RowIds>) -> lance::Result<()> {
+    let Some(row_ids) = row_ids else {
+        return Ok(());
+    };
+    let sizes: Vec<u64> = fragments
+        .iter()
+        .map(|f| f.physical_rows.unwrap_or_default() as u64)
+        .collect();
+    let row_ids = rechunk_sequences([row_ids.finish()], sizes, false)?;
+    for (fragment, ids) in fragments.iter_mut().zip(&row_ids) {
+        fragment.row_id_meta = Some(RowIdMeta::Inline(write_row_ids(ids).into()));
+    }
+    Ok(())
+}
+
+/// Removes the files of fragments that will not be committed. What cannot be removed is an orphan, for
+/// a cleanup to take.
+async fn discard(dataset: &Dataset, fragments: &[Fragment]) {
+    let Ok(store) = dataset.object_store(None).await else {
+        return;
+    };
+    let data = dataset.branch_location().path.join("data");
+    for file in fragments.iter().flat_map(|f| &f.files) {
+        if file.base_id.is_none()
+            && let Err(e) = store.delete(&data.clone().join(file.path.as_str())).await
+        {
+            tracing::debug!(%e, file = file.path, "a data file of a failed update stays");
         }
     }
-    Ok((fragments, seen.addresses))
 }
 
 fn numbers<'a>(batch: &'a RecordBatch, name: &str) -> DFResult<&'a UInt64Array> {
@@ -187,6 +263,8 @@ fn keep_rows(batch: &RecordBatch, wanted: &RoaringTreemap) -> DFResult<RecordBat
 /// What becomes of each column of a row that is updated.
 #[derive(Debug)]
 struct Values {
+    /// The table, for messages.
+    table: String,
     /// What expressions see: the table's columns as they are stored, and where the row is.
     seen: SchemaRef,
     /// The table's columns.
@@ -201,8 +279,13 @@ impl Values {
         snapshot: &Snapshot,
         assignments: &[(String, Expr)],
     ) -> Result<Self> {
-        let table = display_uri(snapshot.uri());
+        let table = display_uri(snapshot.uri()).to_string();
         let shell = snapshot.shell();
+        if assignments.is_empty() {
+            return Err(Error::invalid(format!(
+                "an update of {table} that sets no column"
+            )));
+        }
         if shell
             .schema()
             .fields_pre_order()
@@ -247,6 +330,13 @@ impl Values {
         let mut values: Vec<Option<Arc<dyn PhysicalExpr>>> =
             written.fields().iter().map(|_| None).collect();
         for (name, expr) in assignments {
+            let blob = |name: &str| shell.schema().field(name).is_some_and(LanceField::is_blob);
+            let read = expr.column_refs().into_iter().map(|c| c.name.as_str());
+            if let Some(blob) = read.chain([name.as_str()]).find(|name| blob(name)) {
+                return Err(Error::invalid(format!(
+                    "{blob} of {table} is a blob column: an update leaves blobs as they are, and cannot read or set them"
+                )));
+            }
             let found = written.index_of(name).ok();
             let place = found.and_then(|index| values.get_mut(index));
             let (Some(place), Ok(field)) = (place, written.field_with_name(name)) else {
@@ -254,14 +344,15 @@ impl Values {
                     "{table} has no column {name} to set"
                 )));
             };
-            let value = planner
-                .value(field, expr.clone())
-                .map_err(|e| Error::datafusion(format!("cannot set {name} to {expr}"), e))?;
+            let value = planner.value(field, expr.clone()).map_err(|e| {
+                Error::datafusion(format!("cannot set {name} of {table} to {expr}"), e)
+            })?;
             if place.replace(value).is_some() {
-                return Err(Error::invalid(format!("{name} is set twice")));
+                return Err(Error::invalid(format!("{name} of {table} is set twice")));
             }
         }
         Ok(Self {
+            table,
             seen,
             written,
             values,
@@ -302,10 +393,25 @@ impl Values {
         let columns = fields.zip(rows.columns()).zip(&self.values);
         let columns = columns.map(|((field, old), value)| match value {
             None => Ok(Arc::clone(old)),
-            Some(value) => compute(value, field, &rows),
+            Some(value) => self.compute(value, field, &rows),
         });
         let columns = columns.collect::<Result<Vec<_>>>()?;
         Ok(RecordBatch::try_new(Arc::clone(&self.written), columns)?)
+    }
+
+    /// What `value` gives for `rows`, as `field` stores it.
+    fn compute(
+        &self,
+        value: &Arc<dyn PhysicalExpr>,
+        field: &Field,
+        rows: &RecordBatch,
+    ) -> Result<ArrayRef> {
+        let failed = |e: DataFusionError| {
+            Error::datafusion(format!("cannot set {} of {}", field.name(), self.table), e)
+        };
+        let value = value.evaluate(rows).map_err(failed)?;
+        let value = value.into_array(rows.num_rows()).map_err(failed)?;
+        stored(&self.table, field, &value)
     }
 }
 
@@ -318,8 +424,17 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn value(&self, field: &Field, expr: Expr) -> DFResult<Arc<dyn PhysicalExpr>> {
-        let mut expr = expr;
-        // Text for a JSON column stays text until it is stored.
+        let expr = match expr {
+            // Planners that know the stored form of JSON only make bytes of text.
+            Expr::Cast(cast)
+                if is_json_field(field) && cast.expr.get_type(self.columns)?.is_string() =>
+            {
+                *cast.expr
+            }
+            expr => expr,
+        };
+        // What types the parts of an expression are given can change what it is.
+        let mut expr = self.simplifier.coerce(expr, self.columns)?;
         if !is_json_field(field) && expr.get_type(self.columns)? != *field.data_type() {
             expr = Expr::Cast(Cast::new(Box::new(expr), field.data_type().clone()));
         }
@@ -328,8 +443,7 @@ impl Planner<'_> {
 
     /// What a session makes of an expression in a query: some functions are there for the planner
     /// alone to take away.
-    fn physical(&self, expr: Expr) -> DFResult<Arc<dyn PhysicalExpr>> {
-        let mut expr = self.simplifier.coerce(expr, self.columns)?;
+    fn physical(&self, mut expr: Expr) -> DFResult<Arc<dyn PhysicalExpr>> {
         for rewrite in self.session.analyzer().function_rewrites() {
             expr = expr
                 .transform_up(|e| rewrite.rewrite(e, self.columns, self.session.config_options()))?
@@ -338,18 +452,4 @@ impl Planner<'_> {
         let expr = self.simplifier.simplify(expr)?;
         create_physical_expr(&expr, self.columns, self.session.execution_props())
     }
-}
-
-/// What `value` gives for `rows`, as `field` stores it.
-fn compute(value: &Arc<dyn PhysicalExpr>, field: &Field, rows: &RecordBatch) -> Result<ArrayRef> {
-    let name = field.name();
-    let failed = |e: DataFusionError| Error::datafusion(format!("cannot set {name}"), e);
-    let value = value.evaluate(rows).map_err(failed)?;
-    let value = value.into_array(rows.num_rows()).map_err(failed)?;
-    if !field.is_nullable() && value.null_count() > 0 {
-        return Err(Error::invalid(format!(
-            "{name} is NOT NULL and cannot be set to NULL"
-        )));
-    }
-    stored(field, &value)
 }

@@ -99,6 +99,16 @@ pub(crate) async fn run(args: CleanupArgs) -> Outcome {
         ReportFormat::Json => output::print_json(&report)?,
         ReportFormat::Text => output::print(&text(&report))?,
     }
+    let gone = |version: &&u64| report.removed_versions.contains(version);
+    let kept = args.which.versions.iter().filter(|v| !gone(v));
+    let kept: Vec<_> = kept.map(u64::to_string).collect();
+    if !kept.is_empty() {
+        eprintln!(
+            "error: not removed: version {} (not there, the latest, tagged, needed by a branch, or not meeting every condition)",
+            kept.join(", ")
+        );
+        return Err(Failure::Reported);
+    }
     if report.failures == 0 {
         Ok(())
     } else {

@@ -128,7 +128,10 @@ pub(crate) fn exit_quietly_when_stdout_closes() {
         if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
             std::process::exit(0);
         }
-        if text.contains("JoinError::Cancelled") {
+        let of_lance = info
+            .location()
+            .is_some_and(|place| place.file().contains("lance"));
+        if of_lance && text.contains("JoinError::Cancelled") {
             return;
         }
         default(info);

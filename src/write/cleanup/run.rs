@@ -134,9 +134,6 @@ impl Run<'_> {
         cascaded: bool,
     ) -> Result<()> {
         let versions = table.versions().await?;
-        if !cascaded {
-            self.check_named(table, options, &versions)?;
-        }
         let history: Vec<u64> = versions
             .iter()
             .map(|location| location.version)
@@ -225,38 +222,6 @@ impl Run<'_> {
         // A future that holds itself has no size.
         Box::pin(self.lineage(&branch, &options, true)).await?;
         Ok(true)
-    }
-
-    /// Refuses versions that are asked for and cannot go.
-    fn check_named(
-        &self,
-        table: &Lineage,
-        options: &CleanupOptions,
-        there: &[ManifestLocation],
-    ) -> Result<()> {
-        let mut named = options.versions.iter().flatten().copied();
-        let missing = named
-            .clone()
-            .find(|version| there.iter().all(|location| location.version != *version));
-        if let Some(version) = missing {
-            let mut known: Vec<_> = there.iter().map(|location| location.version).collect();
-            known.sort_unstable();
-            let near = known.partition_point(|v| *v < version);
-            let near = known.get(near.saturating_sub(3)..).unwrap_or_default();
-            let near: Vec<_> = near.iter().take(6).map(u64::to_string).collect();
-            return Err(Error::NotFound {
-                what: format!("version {version} of {}", display_uri(&table.uri)),
-                hint: format!("; near it there are: {}", near.join(", ")),
-            });
-        }
-        if named.any(|version| version == table.latest) {
-            return Err(Error::invalid(format!(
-                "version {} of {} is the latest, which always stays",
-                table.latest,
-                display_uri(&table.uri)
-            )));
-        }
-        Ok(())
     }
 
     /// Enters all versions of branches. The versions of this table that stay for them. Reports about

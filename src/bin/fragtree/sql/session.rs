@@ -5,10 +5,11 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
+use datafusion::catalog::SchemaProvider;
 use datafusion::config::ConfigOptions;
 use datafusion::error::{DataFusionError, Result as DFResult};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
-use datafusion::logical_expr::CreateMemoryTable;
+use datafusion::logical_expr::{CreateMemoryTable, TableType};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::TableReference;
 use datafusion::sql::sqlparser::dialect::{Dialect, dialect_from_str};
@@ -33,6 +34,7 @@ pub(crate) struct Directory {
     uri: String,
     engine: Engine,
     storage: HashMap<String, String>,
+    tables: Arc<dyn SchemaProvider>,
 }
 
 impl Shell {
@@ -48,7 +50,7 @@ impl Shell {
         let named = args.tables.iter().map(|table| table.uri.as_str());
         let uris: Vec<_> = named.chain(args.directory.as_deref()).collect();
         let storage = args.storage.of_any(&uris)?;
-        register_directory(args, &storage, &engine, &ctx).await?;
+        let tables = register_directory(args, &storage, &engine, &ctx).await?;
         register_tables(args, &storage, &engine, &ctx).await?;
         let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let print = PrintOptions {
@@ -58,10 +60,12 @@ impl Shell {
             color,
             instrumented_registry: stores,
         };
-        let directory = args.directory.as_ref().map(|uri| Directory {
+        let directory = args.directory.as_ref().zip(tables);
+        let directory = directory.map(|(uri, tables)| Directory {
             uri: uri.trim_end_matches('/').to_string(),
             engine,
             storage,
+            tables,
         });
         Ok(Self {
             ctx,
@@ -118,6 +122,17 @@ impl Shell {
         Ok(())
     }
 
+    /// Drops a table that was made besides those of the directory; says whether there was one.
+    pub(crate) async fn drop_from_directory(&self, name: &TableReference) -> DFResult<bool> {
+        let (Some(directory), TableReference::Bare { table }) = (&self.directory, name) else {
+            return Ok(false);
+        };
+        if directory.tables.table_type(table).await? != Some(TableType::Base) {
+            return Ok(false);
+        }
+        Ok(directory.tables.deregister_table(table)?.is_some())
+    }
+
     /// Runs every statement of `text`; the first error stops it.
     pub(crate) async fn run_script(&self, text: &str) -> DFResult<()> {
         for sql in script::split(text, self.dialect()?.as_ref()) {
@@ -159,9 +174,9 @@ async fn register_directory(
     storage: &HashMap<String, String>,
     engine: &Engine,
     ctx: &SessionContext,
-) -> Outcome {
+) -> Outcome<Option<Arc<dyn SchemaProvider>>> {
     let Some(directory) = &args.directory else {
-        return Ok(());
+        return Ok(None);
     };
     let options = table_options(args, storage, VersionRef::latest());
     let tables = engine.directory_schema(directory, options).await?;
@@ -170,8 +185,8 @@ async fn register_directory(
     let catalog = ctx.catalog(&names.default_catalog).ok_or_else(|| {
         DataFusionError::Configuration(format!("no catalog {:?}", names.default_catalog))
     })?;
-    catalog.register_schema(&names.default_schema, tables)?;
-    Ok(())
+    catalog.register_schema(&names.default_schema, Arc::clone(&tables))?;
+    Ok(Some(tables))
 }
 
 fn table_options(

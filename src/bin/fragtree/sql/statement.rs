@@ -3,6 +3,7 @@
 //! | statement | runs through | why |
 //! |---|---|---|
 //! | `CREATE EXTERNAL TABLE … STORED AS LANCE` | the session | `datafusion-cli` checks options against file formats and opens the location with its own store clients |
+//! | `DROP TABLE` with `--dir` | the directory | DataFusion swallows the reason why it keeps its tables |
 //! | `CREATE TABLE` with `--dir` | the engine | a table of the directory, and not of this session, is meant |
 //! | a query, printed as csv, tsv, json or ndjson | the session, row by row | `datafusion-cli` collects, and keeps `--maxrows` rows and a bit |
 //! | everything else | `datafusion-cli` | tables, EXPLAIN, SHOW, COPY, other file formats |
@@ -16,7 +17,6 @@ use arrow::array::RecordBatch;
 use arrow::json::writer::{JsonArray, JsonFormat, LineDelimited};
 use arrow::json::{Writer, WriterBuilder};
 use datafusion::arrow::datatypes::Schema;
-use datafusion::common::exec_err;
 use datafusion::common::instant::Instant;
 use datafusion::error::Result as DFResult;
 use datafusion::execution::SendableRecordBatchStream;
@@ -41,7 +41,9 @@ pub(crate) async fn run(shell: &Shell, sql: &str) -> DFResult<()> {
         Some(statement) if shell.directory.is_some() && is_new_table(&statement) => {
             create_in_directory(shell, statement, sql).await
         }
-        Some(statement) if is_drop(&statement) => drop_table(shell, statement, sql).await,
+        Some(statement) if shell.directory.is_some() && is_drop(&statement) => {
+            drop_table(shell, statement, sql).await
+        }
         Some(statement) if is_query(&statement) && !is_table(shell.print.format) => {
             print_rows(shell, statement).await
         }
@@ -67,20 +69,17 @@ fn is_drop(statement: &Statement) -> bool {
     matches!(statement, Statement::Statement(s) if matches!(s.as_ref(), ast::Statement::Drop { object_type: ast::ObjectType::Table, .. }))
 }
 
-/// `DROP TABLE` forgets a table that was registered, and cannot forget one that a directory has.
-/// DataFusion then says that there is none, and with `IF EXISTS` nothing at all.
+/// `DROP TABLE` with `--dir`. A directory says why it keeps its own tables; DataFusion would say that
+/// there is none, and with `IF EXISTS` nothing at all.
 async fn drop_table(shell: &Shell, statement: Statement, sql: &str) -> DFResult<()> {
+    let now = Instant::now();
     let plan = shell.ctx.state().statement_to_plan(statement).await?;
-    let dropped = exec_from_commands(&shell.ctx, vec![sql.to_string()], &shell.print).await;
     if let LogicalPlan::Ddl(DdlStatement::DropTable(drop)) = plan
-        && shell.ctx.table_exist(drop.name.clone())?
+        && shell.drop_from_directory(&drop.name).await?
     {
-        return exec_err!(
-            "{} is a table of a directory, which DROP TABLE leaves alone: TRUNCATE TABLE takes its rows away; to remove it, delete its folder",
-            drop.name
-        );
+        return print_done(shell, now);
     }
-    dropped
+    exec_from_commands(&shell.ctx, vec![sql.to_string()], &shell.print).await
 }
 
 /// `CREATE TABLE` in a directory of Lance tables makes one there.
