@@ -425,12 +425,8 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn value(&self, field: &Field, expr: Expr) -> DFResult<Arc<dyn PhysicalExpr>> {
         let expr = match expr {
-            // Planners that know the stored form of JSON only make bytes of text.
-            Expr::Cast(cast)
-                if is_json_field(field) && cast.expr.get_type(self.columns)?.is_string() =>
-            {
-                *cast.expr
-            }
+            // Planners that know the stored form of JSON only make bytes of text, and of numbers.
+            Expr::Cast(cast) if is_json_field(field) => *cast.expr,
             expr => expr,
         };
         // What types the parts of an expression are given can change what it is.
