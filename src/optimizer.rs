@@ -181,3 +181,40 @@ fn count_rows(expr: Expr) -> Expr {
         expr => expr,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use datafusion::prelude::SessionConfig;
+
+    #[tokio::test]
+    async fn a_session_that_is_taught_is_the_same_session() {
+        let config = SessionConfig::new().with_target_partitions(3);
+        let ctx = SessionContext::new_with_config(config);
+        ctx.sql("CREATE TABLE before AS SELECT 7 AS x")
+            .await
+            .expect("a table");
+        let state = ctx.state();
+        let engine = Engine::new();
+        engine.register(&ctx);
+        engine.register(&ctx);
+        let taught = ctx.state();
+        assert_eq!(taught.session_id(), state.session_id());
+        assert_eq!(taught.config().target_partitions(), 3);
+        assert_eq!(
+            taught.config().create_default_catalog_and_schema(),
+            state.config().create_default_catalog_and_schema()
+        );
+        assert_eq!(
+            taught.scalar_functions().len(),
+            state.scalar_functions().len()
+        );
+        let rules = taught.physical_optimizers();
+        let ours = rules.iter().filter(|r| r.name() == CountSource.name());
+        assert_eq!(ours.count(), 1);
+        assert_eq!(rules.len(), state.physical_optimizers().len() + 1);
+        let rows = ctx.sql("SELECT x FROM before").await.expect("plans");
+        assert_eq!(rows.count().await.expect("runs"), 1);
+    }
+}

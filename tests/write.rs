@@ -15,6 +15,7 @@ mod faults;
 #[path = "write/twin.rs"]
 mod twin;
 
+use datafusion::prelude::{col, lit};
 use twin::{Change, Twin};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,4 +141,49 @@ async fn optimizing_changes_nothing_but_the_tree() {
         twin.compare("optimized").await;
     }
     assert!(optimized > 0, "never anything to gain");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn updates_that_cannot_be_are_refused() {
+    let twin = Twin::make(true).await;
+    let table = twin.table();
+    let before = table.latest().await.expect("opens").version();
+    let refused = async |assignments: &[(&str, &str)], why: &str| {
+        let error = table.update(Some("id < 9"), assignments).await;
+        let error = error.expect_err(why).to_string();
+        assert!(
+            error.contains(why) && error.contains("tree.lance"),
+            "{error}"
+        );
+    };
+    refused(&[], "sets no column").await;
+    refused(&[("g", "1"), ("g", "2")], "g of").await;
+    refused(&[("nope", "1")], "has no column nope").await;
+    refused(&[("id", "NULL")], "NOT NULL").await;
+    refused(
+        &[(
+            "g",
+            "CASE WHEN id = 1 THEN 9223372036854775807 ELSE 1e30 END",
+        )],
+        "cannot set g",
+    )
+    .await;
+    assert_eq!(table.latest().await.expect("opens").version(), before);
+    let data = format!("{}/data", twin.tree_uri());
+    let files = std::fs::read_dir(data).expect("a folder").count();
+    assert_eq!(files, 30, "nothing stays of what was refused");
+    // By expressions, as a query engine has them.
+    let by_expression = table
+        .update_where(
+            &[col("id").lt(lit(9))],
+            &[("g".to_string(), col("id") + col("g"))],
+        )
+        .await
+        .expect("updates");
+    assert_eq!(by_expression.rows, 9);
+    table
+        .update_config(&[("lance.row_lineage.spill", Some("true"))])
+        .await
+        .expect("commits");
+    refused(&[("g", "1")], "only Lance can carry over").await;
 }
