@@ -196,9 +196,8 @@ pub fn plain_message(message: &str) -> String {
             from = end;
             continue;
         };
-        let path = message[from..end]
-            .rfind(char::is_whitespace)
-            .map_or(from, |space| from + space + 1);
+        let path = message[from..end].rsplit(char::is_whitespace).next();
+        let path = end - path.map_or(0, str::len);
         let before = message[..path].trim_end();
         let before = before.strip_suffix("location:").unwrap_or(before);
         let before = before.trim_end().strip_suffix(',');
@@ -261,6 +260,7 @@ mod tests {
             ("bad, /a/x.rs:3:4", "bad"),
             ("bad, location: C:\\a\\x.rs:3:4: worse", "bad: worse"),
             ("a, /a/x.rs:3:4, /b/y.rs:5:6", "a"),
+            ("表,\u{3000}/a/x.rs:3:4", "表"),
         ] {
             assert_eq!(plain_message(given), shown);
         }

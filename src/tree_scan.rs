@@ -181,7 +181,7 @@ impl ResolvedFragment {
         match &self.source {
             Source::Leaf { leaf, row, owner } => leaf.fragment(*row as usize, *owner),
             Source::Record(_) | Source::Flat(..) => {
-                to_fragment(&format!("fragment {}", self.id), self.record()?)
+                to_fragment(format_args!("fragment {}", self.id), self.record()?)
             }
         }
     }

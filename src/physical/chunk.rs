@@ -287,7 +287,7 @@ fn shape(
             // Held until the stream goes.
             let _ = &cost;
             let batch = match &selection {
-                Selection::Afterwards(rows) => keep_rows(&batch?, rows)?,
+                Selection::Afterwards(rows) => keep_rows(&batch?, |a| rows.contains(a))?,
                 Selection::All | Selection::Rows(_) => batch?,
             };
             shape_batch(&batch, &request)
@@ -324,21 +324,28 @@ async fn explain(error: DataFusionError, snapshot: &Snapshot, label: &str) -> Da
     error.context(format!("reading {label}{advice}"))
 }
 
-fn keep_rows(batch: &RecordBatch, rows: &RowAddrSet) -> DFResult<RecordBatch> {
-    let addresses = addresses(batch)?;
-    let keep: BooleanArray = addresses
-        .values()
-        .iter()
-        .map(|a| Some(rows.contains(*a)))
-        .collect();
+/// The rows of a scan whose addresses are wanted.
+pub(crate) fn keep_rows(
+    batch: &RecordBatch,
+    wanted: impl Fn(u64) -> bool,
+) -> DFResult<RecordBatch> {
+    let addresses = numbers(batch, ROW_ADDR)?.values().iter();
+    let keep: BooleanArray = addresses.map(|address| Some(wanted(*address))).collect();
     Ok(filter_record_batch(batch, &keep)?)
 }
 
-fn addresses(batch: &RecordBatch) -> DFResult<&UInt64Array> {
+/// A system column of a scan, `_rowaddr` or `_rowid`.
+pub(crate) fn numbers<'a>(batch: &'a RecordBatch, name: &str) -> DFResult<&'a UInt64Array> {
     batch
-        .column_by_name(ROW_ADDR)
+        .column_by_name(name)
         .and_then(|c| c.as_primitive_opt::<UInt64Type>())
-        .ok_or_else(|| DataFusionError::Internal("a Lance scan without _rowaddr".into()))
+        .ok_or_else(|| DataFusionError::Internal(format!("a Lance scan without {name}")))
+}
+
+/// `_fragid` of the rows of a scan: Lance does not know it.
+pub(crate) fn fragment_ids(batch: &RecordBatch) -> DFResult<ArrayRef> {
+    let ids: UInt64Array = numbers(batch, ROW_ADDR)?.unary(|address| address >> 32);
+    Ok(Arc::new(ids))
 }
 
 fn shape_batch(batch: &RecordBatch, request: &ScanRequest) -> DFResult<RecordBatch> {
@@ -356,10 +363,7 @@ fn shape_batch(batch: &RecordBatch, request: &ScanRequest) -> DFResult<RecordBat
             OutputColumn::Data(_) => by_name(field.name()),
             OutputColumn::RowId => by_name(ROW_ID),
             OutputColumn::RowAddr => by_name(ROW_ADDR),
-            OutputColumn::FragId => {
-                let ids: UInt64Array = addresses(batch)?.unary(|address| address >> 32);
-                Ok(Arc::new(ids) as ArrayRef)
-            }
+            OutputColumn::FragId => fragment_ids(batch),
         })
         .collect::<DFResult<Vec<_>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));

@@ -206,7 +206,9 @@ impl Leaf {
         let (batch, row) = self.locate(row)?;
         let mut rest = batch.record_without_files(&self.location, row)?;
         resolve_owner(&mut rest, owner);
-        let mut fragment = to_fragment(&self.location, rest)?;
+        let id = rest.id;
+        let object = format_args!("fragment {id} of {}", self.location);
+        let mut fragment = to_fragment(object, rest)?;
         let files = batch.file_range(row);
         fragment.files = files
             .map(|i| batch.files.lance_file(i, owner.base_id()))

@@ -5,6 +5,7 @@
 //! needs it (`spec/notes.md` 19).
 
 use std::collections::HashSet;
+use std::fmt::Display;
 
 use bytes::Bytes;
 use lance_table::format::{Fragment, pb};
@@ -227,7 +228,7 @@ pub(crate) fn encode_mapping(values: &[i32]) -> Bytes {
 
 /// Lance's own fragment for a record. Overlays keep their precedence, a row count of zero becomes
 /// unknown: that is Lance's reading, and a scan finds the same rows either way.
-pub(crate) fn to_fragment(object: &str, record: pb::DataFragment) -> Result<Fragment> {
+pub(crate) fn to_fragment(object: impl Display, record: pb::DataFragment) -> Result<Fragment> {
     Fragment::try_from(record)
         .map_err(|e| Error::lance(format!("cannot use the record of {object}"), e))
 }

@@ -15,9 +15,8 @@
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch, UInt64Array};
-use arrow::compute::filter_record_batch;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{DFSchema, DataFusionError, Result as DFResult};
@@ -47,6 +46,7 @@ use super::rows::{Selection, delete_rows};
 use super::stored::stored;
 use super::table::{RowsReport, TreeTable};
 use crate::error::{Error, Result};
+use crate::physical::chunk::{fragment_ids, keep_rows, numbers};
 use crate::pruning::{FRAG_ID, ROW_ADDR, ROW_ID};
 use crate::resolve::display_uri;
 use crate::snapshot::Snapshot;
@@ -177,7 +177,7 @@ async fn rewrite(
         SpawnedTask::spawn_blocking(move || {
             let mut batch = batch?;
             if let Some(wanted) = wanted {
-                batch = keep_rows(&batch, &wanted)?;
+                batch = keep_rows(&batch, |address| wanted.contains(address))?;
             }
             Ok((values.apply(&batch)?, batch))
         })
@@ -242,22 +242,6 @@ async fn discard(dataset: &Dataset, fragments: &[Fragment]) {
             tracing::debug!(%e, file = file.path, "a data file of a failed update stays");
         }
     }
-}
-
-fn numbers<'a>(batch: &'a RecordBatch, name: &str) -> DFResult<&'a UInt64Array> {
-    batch
-        .column_by_name(name)
-        .and_then(|c| c.as_primitive_opt::<UInt64Type>())
-        .ok_or_else(|| DataFusionError::Internal(format!("a Lance scan without {name}")))
-}
-
-fn keep_rows(batch: &RecordBatch, wanted: &RoaringTreemap) -> DFResult<RecordBatch> {
-    let addresses = numbers(batch, ROW_ADDR)?.values();
-    let keep: BooleanArray = addresses
-        .iter()
-        .map(|address| Some(wanted.contains(*address)))
-        .collect();
-    Ok(filter_record_batch(batch, &keep)?)
 }
 
 /// What becomes of each column of a row that is updated.
@@ -378,13 +362,14 @@ impl Values {
 
     /// The new rows for those of a scan.
     fn apply(&self, scanned: &RecordBatch) -> DFResult<RecordBatch> {
-        let columns = self.seen.fields().iter().map(|field| {
-            if let Some(column) = scanned.column_by_name(field.name()) {
-                return Ok(Arc::clone(column));
-            }
-            let fragments: UInt64Array = numbers(scanned, ROW_ADDR)?.unary(|a| a >> 32);
-            Ok(Arc::new(fragments) as ArrayRef)
-        });
+        let columns =
+            self.seen
+                .fields()
+                .iter()
+                .map(|field| match scanned.column_by_name(field.name()) {
+                    Some(column) => Ok(Arc::clone(column)),
+                    None => fragment_ids(scanned),
+                });
         let rows = RecordBatch::try_new(
             Arc::clone(&self.seen),
             columns.collect::<DFResult<Vec<_>>>()?,
