@@ -1,8 +1,7 @@
 //! Reading the Lance file of a leaf: from bytes in memory to record batches.
 //!
-//! Decoding a file has a cost for each of its columns that does not depend on the number of rows, and
-//! most leaves have no overlay. So one column of the overlays is read first, whose lists say whether
-//! there is any; the other seven are read where there is.
+//! [`leaf_columns`](super::leaf_columns) knows a short way. What it does not take is read here, whole,
+//! by Lance's reader; so is what is broken, and the error is that reader's.
 
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
@@ -18,8 +17,7 @@ use lance_core::datatypes::{Field as LanceField, Schema as LanceSchema};
 use lance_core::deepsize::{Context, DeepSizeOf};
 use lance_encoding::EncodingsIo;
 use lance_encoding::decoder::{DecoderPlugins, FilterExpression};
-use lance_file::reader::{CachedFileMetadata, FileReader, FileReaderOptions, ReaderProjection};
-use lance_file::version::ConcreteFileVersion;
+use lance_file::reader::{FileReader, FileReaderOptions};
 use lance_io::ReadBatchParams;
 use lance_io::object_store::ObjectStore;
 use lance_io::scheduler::{ScanScheduler, SchedulerConfig};
@@ -27,38 +25,11 @@ use lance_io::traits::Reader;
 use object_store::path::Path;
 
 use super::leaf::LEAF_SCHEMA;
+use super::leaf_columns;
 use crate::error::{Error, Result};
 
 /// Rows of a leaf are decoded in batches of this many, so that 32-bit string offsets suffice.
-const BATCH_ROWS: u32 = 1 << 16;
-
-/// Columns of a leaf file where only values have a column: Lance 2.1 and later.
-const VALUE_COLUMNS: u32 = 17;
-
-/// The leaf schema as Lance writes it, and the projection that leaves out the data files of
-/// overlays.
-struct Expected {
-    schema: LanceSchema,
-    without_overlay_files: ReaderProjection,
-}
-
-/// Nothing where Lance cannot say the leaf schema; then files are read whole.
-static EXPECTED: LazyLock<Option<Expected>> = LazyLock::new(|| {
-    let schema = LanceSchema::try_from(LEAF_SCHEMA.as_ref()).ok()?;
-    let columns = ["id", "fragment_meta", "files", "overlays.item.overlay_meta"];
-    let projected = schema.project(&columns).ok()?;
-    let last = VALUE_COLUMNS - 1;
-    Some(Expected {
-        schema,
-        without_overlay_files: ReaderProjection {
-            schema: Arc::new(projected),
-            // Those before the overlays, and the last, their `overlay_meta`.
-            column_indices: (0..VALUE_COLUMNS)
-                .filter(|c| *c < 9 || *c == last)
-                .collect(),
-        },
-    })
-});
+pub(super) const BATCH_ROWS: u32 = 1 << 16;
 
 /// Whether two Lance fields are the same down to the way they are stored; ids do not matter.
 fn same_lance_field(a: &LanceField, b: &LanceField) -> bool {
@@ -95,11 +66,16 @@ fn same_fields(a: &Fields, b: &Fields) -> bool {
 /// # Errors
 /// `leaf_unreadable`, `leaf_schema`.
 pub(crate) fn read_batches(location: &str, bytes: Bytes) -> Result<Vec<RecordBatch>> {
-    check_footer(location, &bytes)?;
+    let footer = Footer::read(location, &bytes)?;
     let unreadable =
         |what: String| Error::corrupt(location, "leaf_unreadable", "a Lance file of records", what);
+    let file = InMemory::new(location, bytes);
     // The Lance decoder asserts in places; a leaf it cannot take must be an error all the same.
-    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(location, bytes)));
+    let known = std::panic::catch_unwind(AssertUnwindSafe(|| leaf_columns::read(&file, &footer)));
+    if let Ok(Some(batches)) = known {
+        return Ok(batches);
+    }
+    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(file, &footer)));
     match decoded {
         Ok(Ok(batches)) => Ok(batches),
         Ok(Err(DecodeError::Schema(schema))) => Err(Error::corrupt(
@@ -114,145 +90,176 @@ pub(crate) fn read_batches(location: &str, bytes: Bytes) -> Result<Vec<RecordBat
     }
 }
 
-enum DecodeError {
+#[derive(Debug)]
+pub(super) enum DecodeError {
     Schema(Schema),
     Lance(lance_core::Error),
     Arrow(arrow::error::ArrowError),
 }
 
-fn decode_file(location: &str, bytes: Bytes) -> std::result::Result<Vec<RecordBatch>, DecodeError> {
+/// Reads all of a file with Lance's reader.
+pub(super) fn decode_file(
+    file: InMemory,
+    footer: &Footer,
+) -> std::result::Result<Vec<RecordBatch>, DecodeError> {
     static STORE: LazyLock<Arc<ObjectStore>> = LazyLock::new(|| Arc::new(ObjectStore::memory()));
     static CACHE: LazyLock<LanceCache> = LazyLock::new(LanceCache::no_cache);
     static PLUGINS: LazyLock<Arc<DecoderPlugins>> = LazyLock::new(Arc::default);
-    let reader = InMemory {
-        bytes,
-        path: Path::from(location),
-    };
-    let io: Arc<dyn EncodingsIo> = Arc::new(reader.clone());
+    /// The leaf schema as Lance writes it; nothing where Lance cannot say it.
+    static STORED: LazyLock<Option<LanceSchema>> =
+        LazyLock::new(|| LanceSchema::try_from(LEAF_SCHEMA.as_ref()).ok());
+    let io: Arc<dyn EncodingsIo> = Arc::new(file.clone());
     let config = SchedulerConfig::new(1 << 30).with_lite_scheduler();
     let scheduler = ScanScheduler::new(Arc::clone(&STORE), config);
-    let file = scheduler.open_reader(Arc::new(reader.clone()));
-    let metadata = block_on(FileReader::read_all_metadata(&file)).map_err(DecodeError::Lance)?;
-    let expected = EXPECTED
+    let reader = scheduler.open_reader(Arc::new(file.clone()));
+    let metadata = block_on(FileReader::read_all_metadata(&reader)).map_err(DecodeError::Lance)?;
+    let stored = &metadata.file_schema.fields;
+    if STORED
         .as_ref()
-        .filter(|e| same_lance_fields(&metadata.file_schema.fields, &e.schema.fields));
-    if expected.is_none() {
+        .is_some_and(|s| same_lance_fields(stored, &s.fields))
+    {
+        leaf_columns::learn(&file.bytes, footer);
+    } else {
         let schema = Schema::from(metadata.file_schema.as_ref());
         if !same_fields(schema.fields(), LEAF_SCHEMA.fields()) {
             return Err(DecodeError::Schema(schema));
         }
     }
-    let projection = expected
-        .filter(|_| has_value_columns(&metadata))
-        .map(|e| e.without_overlay_files.clone());
     let open = FileReader::try_open_with_file_metadata(
         io,
-        reader.path,
+        file.path,
         None,
         Arc::clone(&PLUGINS),
         Arc::new(metadata),
         &CACHE,
         FileReaderOptions::default(),
     );
-    let file = block_on(open).map_err(DecodeError::Lance)?;
-    if file.num_rows() == 0 {
+    let reader = block_on(open).map_err(DecodeError::Lance)?;
+    if reader.num_rows() == 0 {
         return Ok(Vec::new());
     }
-    let partly = projection.is_some();
-    let batches = decode_columns(&file, projection)?;
-    if partly && batches.iter().any(has_overlays) {
-        return decode_columns(&file, None);
-    }
-    Ok(batches)
+    let batches = reader.read_stream_projected_blocking(
+        ReadBatchParams::RangeFull,
+        BATCH_ROWS,
+        None,
+        FilterExpression::no_filter(),
+    );
+    batches
+        .map_err(DecodeError::Lance)?
+        .map(|batch| batch.map_err(DecodeError::Arrow))
+        .collect()
 }
 
-/// Whether a column index is a place in the list of the schema's values, in order.
-fn has_value_columns(metadata: &CachedFileMetadata) -> bool {
-    let columns = metadata.column_infos.len();
-    metadata.version() != ConcreteFileVersion::V2_0 && columns == VALUE_COLUMNS as usize
-}
-
-fn has_overlays(batch: &RecordBatch) -> bool {
+/// Whether any record has an overlay.
+pub(super) fn has_overlays(batch: &RecordBatch) -> bool {
     batch
         .column_by_name("overlays")
         .and_then(|c| c.as_list_opt::<i32>())
         .is_none_or(|list| !list.values().is_empty())
 }
 
-fn decode_columns(
-    file: &FileReader,
-    projection: Option<ReaderProjection>,
-) -> std::result::Result<Vec<RecordBatch>, DecodeError> {
-    let batches = file
-        .read_stream_projected_blocking(
-            ReadBatchParams::RangeFull,
-            BATCH_ROWS,
-            projection,
-            FilterExpression::no_filter(),
-        )
-        .map_err(DecodeError::Lance)?;
-    batches
-        .map(|batch| batch.map_err(DecodeError::Arrow))
-        .collect()
-}
-
 /// Bytes of the footer of a Lance file, its magic included.
 const FOOTER_BYTES: usize = 40;
 
-/// Checks the offsets in the footer before the decoder computes with them.
-fn check_footer(location: &str, bytes: &Bytes) -> Result<()> {
-    let unreadable = |found: String| {
-        Err(Error::corrupt(
-            location,
-            "leaf_unreadable",
-            "a Lance file of records",
-            found,
-        ))
-    };
-    let Some((body, footer)) = bytes
-        .len()
-        .checked_sub(FOOTER_BYTES)
-        .and_then(|at| bytes.split_at_checked(at))
-    else {
-        return unreadable(format!("{} bytes", bytes.len()));
-    };
-    if !footer.ends_with(b"LANC") {
-        return unreadable("no Lance magic at its end".into());
+/// The end of a Lance file, its offsets checked before anybody computes with them.
+pub(super) struct Footer {
+    /// Where the table of the columns' places lies.
+    column_offsets: usize,
+    /// Number of columns.
+    pub columns: u32,
+    /// Major and minor.
+    pub version: (u16, u16),
+    /// The descriptor, which holds the schema.
+    pub schema: Range<usize>,
+}
+
+impl Footer {
+    pub(super) fn read(location: &str, bytes: &Bytes) -> Result<Self> {
+        Self::parse(bytes).map_err(|found| {
+            Error::corrupt(
+                location,
+                "leaf_unreadable",
+                "a Lance file of records",
+                found,
+            )
+        })
     }
-    let word = |at: usize| -> u64 {
-        footer
-            .get(at..at + 8)
-            .and_then(|b| b.try_into().ok())
-            .map_or(u64::MAX, u64::from_le_bytes)
-    };
-    let (columns, column_offsets, buffers) = (word(0), word(8), word(16));
-    if columns > column_offsets || column_offsets > buffers || buffers > body.len() as u64 {
-        return unreadable("footer offsets outside the file".into());
+
+    fn parse(bytes: &Bytes) -> std::result::Result<Self, String> {
+        let (body, footer) = bytes
+            .len()
+            .checked_sub(FOOTER_BYTES)
+            .and_then(|at| bytes.split_at_checked(at))
+            .ok_or_else(|| format!("{} bytes", bytes.len()))?;
+        if !footer.ends_with(b"LANC") {
+            return Err("no Lance magic at its end".into());
+        }
+        let (columns, column_offsets, buffers) =
+            (word(footer, 0), word(footer, 8), word(footer, 16));
+        if columns > column_offsets || column_offsets > buffers || buffers > body.len() {
+            return Err("footer offsets outside the file".into());
+        }
+        if bytes.len() - buffers < 16 {
+            return Err("no global buffer".into());
+        }
+        let (position, size) = (word(bytes, buffers), word(bytes, buffers + 8));
+        let schema = position..position.saturating_add(size);
+        if position > columns || schema.end > buffers {
+            return Err("a schema outside the file".into());
+        }
+        let number = |at| -> u32 {
+            let number = footer.get(at..at + 4).and_then(|b| b.try_into().ok());
+            number.map_or(u32::MAX, u32::from_le_bytes)
+        };
+        let short = |at| -> u16 {
+            let number = footer.get(at..at + 2).and_then(|b| b.try_into().ok());
+            number.map_or(u16::MAX, u16::from_le_bytes)
+        };
+        Ok(Self {
+            column_offsets,
+            columns: number(28),
+            version: (short(32), short(34)),
+            schema,
+        })
     }
-    let first_buffer = usize::try_from(buffers)
-        .ok()
-        .and_then(|at| bytes.get(at..at.checked_add(16)?));
-    let Some(first_buffer) = first_buffer else {
-        return unreadable("no global buffer".into());
-    };
-    let (position, size) = first_buffer.split_at(8);
-    let number = |b: &[u8]| b.try_into().map_or(u64::MAX, u64::from_le_bytes);
-    let (position, size) = (number(position), number(size));
-    if position > columns || position.checked_add(size).is_none_or(|end| end > buffers) {
-        return unreadable("a schema outside the file".into());
+
+    /// Where the description of a column lies in `file`.
+    pub(super) fn column(&self, file: &Bytes, column: u32) -> Option<Range<usize>> {
+        let entry = usize::try_from(column).ok()?.checked_mul(16)?;
+        let entry = self.column_offsets.checked_add(entry)?;
+        let (start, size) = (word(file, entry), word(file, entry.checked_add(8)?));
+        let end = start.checked_add(size)?;
+        (end <= file.len()).then_some(start..end)
     }
-    Ok(())
+}
+
+/// The eight bytes at `at` as a number; the greatest where there are none.
+fn word(bytes: &[u8], at: usize) -> usize {
+    at.checked_add(8)
+        .and_then(|end| bytes.get(at..end)?.try_into().ok())
+        .map_or(u64::MAX, u64::from_le_bytes)
+        .try_into()
+        .unwrap_or(usize::MAX)
 }
 
 /// A file in memory, for the Lance reader: metadata through [`Reader`], pages through
 /// [`EncodingsIo`]. Neither copies.
 #[derive(Debug, Clone)]
-struct InMemory {
+pub(super) struct InMemory {
     bytes: Bytes,
     path: Path,
 }
 
 impl InMemory {
+    pub(super) fn new(location: &str, bytes: Bytes) -> Self {
+        let path = Path::from(location);
+        Self { bytes, path }
+    }
+
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
     fn slice(&self, range: Range<usize>) -> std::result::Result<Bytes, String> {
         if range.start <= range.end && range.end <= self.bytes.len() {
             return Ok(self.bytes.slice(range));

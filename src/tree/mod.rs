@@ -4,7 +4,8 @@
 //!  object    who owns an object, where it lies, fetching it whole, the cache
 //!  node      roots and interiors: child lists, ranges, summaries
 //!  leaf      Lance files of records            leaf_write  the way back
-//!            leaf_file  bytes to columns       leaf_meta   what a record has besides files
+//!            leaf_file  bytes to columns       leaf_columns  the short way there
+//!            leaf_meta  what a record has besides files
 //!  mutation  actions, sequences, replay
 //!  record    one fragment's record and its rules
 //!  summary   counts and their arithmetic
@@ -15,6 +16,7 @@
 //! the place it is found in at each use.
 
 pub(crate) mod leaf;
+mod leaf_columns;
 mod leaf_file;
 mod leaf_meta;
 pub(crate) mod leaf_write;
