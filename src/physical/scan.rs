@@ -9,7 +9,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::stats::Precision;
 use datafusion::common::{ColumnStatistics, DataFusionError, Result as DFResult, Statistics};
@@ -17,7 +16,7 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{BaselineMetrics, MetricsSet, RecordOutput};
-use datafusion::physical_plan::stream::{RecordBatchReceiverStream, RecordBatchStreamAdapter};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
     SendableRecordBatchStream,
@@ -315,13 +314,15 @@ fn limited(
 /// Fragments in the first chunk: few, so that first rows come early.
 const FIRST_CHUNK: usize = 4;
 /// Fragments in a chunk at most.
-const LARGEST_CHUNK: usize = 256;
+const LARGEST_CHUNK: usize = 1024;
 /// Physical rows after which a chunk is closed.
 const CHUNK_ROWS: u64 = 4 << 20;
 /// Chunks in flight: one draining, one started.
 const CHUNKS_IN_FLIGHT: usize = 2;
-/// Batches a started chunk may hold.
-const CHUNK_BATCHES: usize = 2;
+/// Leaves read ahead of the chunk where there is a limit.
+const LEAVES_FOR_A_LIMIT: usize = 2;
+/// Batches a started chunk has ready.
+const READY_BATCHES: usize = 2;
 
 /// Makes Lance scans of the fragments of a walk.
 #[derive(Debug, Clone)]
@@ -339,23 +340,21 @@ impl ChunkSource {
         ranges: FragmentRanges,
         state: &WalkState,
     ) -> BoxStream<'static, DFResult<RecordBatch>> {
-        let fragments = self
-            .snapshot
-            .fragments(ranges, &WalkOptions::default(), state);
-        let in_flight = match self.request.fetch {
-            // A limit is often met by the first chunk.
-            Some(_) => 1,
-            None => CHUNKS_IN_FLIGHT,
+        // A limit is often met by the first chunk.
+        let (walk, in_flight) = match self.request.fetch {
+            Some(_) => {
+                let window = LEAVES_FOR_A_LIMIT;
+                (WalkOptions { window }, 1)
+            }
+            None => (WalkOptions::default(), CHUNKS_IN_FLIGHT),
         };
-        let schema = Arc::clone(&self.request.schema);
+        let fragments = self.snapshot.fragments(ranges, &walk, state);
         chunks(fragments)
             .map(move |chunk| {
                 let source = self.clone();
-                let schema = Arc::clone(&schema);
                 // Spawned, so that the next chunk starts while this one drains.
-                let task = chunk.map(|chunk| {
-                    SpawnedTask::spawn(async move { source.start(chunk, schema).await })
-                });
+                let task =
+                    chunk.map(|chunk| SpawnedTask::spawn(async move { source.start(chunk).await }));
                 async move {
                     task?
                         .await
@@ -367,13 +366,13 @@ impl ChunkSource {
             .boxed()
     }
 
-    /// Scans a chunk on a task of its own, a few batches ahead of its consumer. Dropping the stream
-    /// ends the task.
+    /// Scans a chunk up to its first few batches, which wait for the consumer with the rest of the
+    /// scan. From there on the consumer drives it: Lance decodes on tasks of its own, and another
+    /// task between the two would cost a wake-up a batch.
     async fn start(
         self,
         chunk: Vec<ResolvedFragment>,
-        schema: SchemaRef,
-    ) -> DFResult<SendableRecordBatchStream> {
+    ) -> DFResult<BoxStream<'static, DFResult<RecordBatch>>> {
         let scan = scan_chunk(
             &self.snapshot,
             &self.request,
@@ -382,19 +381,11 @@ impl ChunkSource {
             &self.stats,
         )
         .await?;
-        let mut builder = RecordBatchReceiverStream::builder(schema, CHUNK_BATCHES);
-        if let Some(mut batches) = scan {
-            let tx = builder.tx();
-            builder.spawn(async move {
-                while let Some(batch) = batches.next().await {
-                    if tx.send(batch).await.is_err() {
-                        break;
-                    }
-                }
-                Ok(())
-            });
-        }
-        Ok(builder.build())
+        let Some(mut batches) = scan else {
+            return Ok(stream::empty().boxed());
+        };
+        let ready: Vec<_> = batches.by_ref().take(READY_BATCHES).collect().await;
+        Ok(stream::iter(ready).chain(batches).boxed())
     }
 }
 

@@ -3,10 +3,13 @@
 use super::*;
 
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
-use arrow::array::Int64Array;
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt64Array};
+use arrow::compute::kernels::cmp;
+use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::DFSchema;
+use datafusion::error::Result as DFResult;
 use datafusion::logical_expr::expr::Alias;
 use datafusion::logical_expr::simplify::SimplifyContext;
 use datafusion::logical_expr::{cast, col, lit, try_cast};

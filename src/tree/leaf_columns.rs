@@ -2,10 +2,9 @@
 //!
 //! Lance's reader decodes the schema of a file, then what each of its columns is made of, then the
 //! columns, and a leaf is so small that most of the time goes into all but the values. Of a leaf the
-//! schema is known, and its bytes are only compared; the data files of overlays are not looked at
-//! where no record has an overlay; and the file versions, and a base id that is always null, are
-//! stored as one value for the whole page, which is copied instead of decoded. The values themselves
-//! are decoded by Lance.
+//! schema is known, and its bytes are only compared; overlays are not looked at where no record has
+//! one; and the file versions, and a base id that is always null, are stored as one value for the
+//! whole page, which is copied instead of decoded. The values themselves are decoded by Lance.
 //!
 //! Nothing here is an error: whatever is unusual is left to Lance's reader, and its verdict counts.
 
@@ -13,9 +12,11 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, ListArray, RecordBatch, StructArray, UInt32Array, new_null_array,
+    Array, ArrayRef, AsArray, ListArray, RecordBatch, StructArray, UInt32Array, new_empty_array,
+    new_null_array,
 };
-use arrow::datatypes::{DataType, Schema};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field, Schema};
 use bytes::Bytes;
 use lance_core::cache::LanceCache;
 use lance_core::datatypes::Schema as LanceSchema;
@@ -37,46 +38,62 @@ const COLUMNS: u32 = 17;
 const MAJOR: u32 = 5;
 const MINOR: u32 = 6;
 const BASE: u32 = 8;
+/// The fields of a data file in these columns.
+const CONSTANT_FIELDS: [&str; 3] = ["major_version", "minor_version", "base_id"];
 /// `overlay_meta`: its lists say whether there is any overlay.
 const OVERLAY_META: u32 = COLUMNS - 1;
 
 /// Page buffers begin at multiples of this.
 const ALIGNMENT: u64 = 64;
 
-/// What is read of a leaf without overlays, as Lance wants to be told.
-struct Wanted {
+/// Columns to read, as Lance wants to be told.
+struct Projection {
     columns: Vec<u32>,
     schema: Arc<LanceSchema>,
 }
 
-impl Wanted {
-    fn new(files: &[&str], without: &[u32]) -> Option<Self> {
+impl Projection {
+    /// What is read of a leaf of which `missing` is filled in.
+    fn new(missing: &Missing) -> Option<Self> {
         let whole = LanceSchema::try_from(LEAF_SCHEMA.as_ref()).ok()?;
-        let files = files.iter().map(|f| format!("files.item.{f}"));
-        let names: Vec<_> = ["id".to_string(), "fragment_meta".to_string()]
-            .into_iter()
-            .chain(files)
-            .chain(["overlays.item.overlay_meta".to_string()])
+        let fields = data_file_fields();
+        let mut names = vec!["id".to_string(), "fragment_meta".to_string()];
+        names.extend(
+            fields
+                .iter()
+                .map(|f| f.name().as_str())
+                .filter(|f| !missing.files || !CONSTANT_FIELDS.contains(f))
+                .map(|f| format!("files.item.{f}")),
+        );
+        let mut columns: Vec<_> = (0..=BASE)
+            .filter(|c| !missing.files || ![MAJOR, MINOR, BASE].contains(c))
             .collect();
+        if !missing.overlays {
+            names.push("overlays.item.overlay_meta".into());
+            columns.push(OVERLAY_META);
+        }
         Some(Self {
-            columns: (0..=BASE)
-                .chain([OVERLAY_META])
-                .filter(|c| !without.contains(c))
-                .collect(),
+            columns,
             schema: Arc::new(whole.project(&names).ok()?),
         })
     }
 }
 
-/// With every column of data files, and without those that may hold one value.
-static WANTED: LazyLock<Option<(Wanted, Wanted)>> = LazyLock::new(|| {
-    let fields = data_file_fields();
-    let names: Vec<_> = fields.iter().map(|f| f.name().as_str()).collect();
-    let varying = ["path", "field_ids", "column_indices", "file_size_bytes"];
-    Some((
-        Wanted::new(&names, &[])?,
-        Wanted::new(&varying, &[MAJOR, MINOR, BASE])?,
-    ))
+/// What is not read but filled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Missing {
+    /// Versions and base ids of data files.
+    files: bool,
+    /// Overlays.
+    overlays: bool,
+}
+
+static PROJECTIONS: LazyLock<Option<Vec<(Missing, Projection)>>> = LazyLock::new(|| {
+    [(false, false), (false, true), (true, false), (true, true)]
+        .into_iter()
+        .map(|(files, overlays)| Missing { files, overlays })
+        .map(|missing| Some((missing, Projection::new(&missing)?)))
+        .collect()
 });
 
 /// Schemas, as stored, that Lance's reader read and that were those of leaves, the last one first.
@@ -116,7 +133,6 @@ pub(super) fn learn(file: &Bytes, footer: &Footer) {
 
 /// The records of a leaf, or nothing where Lance's reader must see to it.
 pub(super) fn read(file: &InMemory, footer: &Footer) -> Option<Vec<RecordBatch>> {
-    let (every, varying) = WANTED.as_ref()?;
     if footer.columns != COLUMNS || !matches!(footer.version, (2, 1 | 2)) {
         return None;
     }
@@ -126,28 +142,25 @@ pub(super) fn read(file: &InMemory, footer: &Footer) -> Option<Vec<RecordBatch>>
     }
     let rows = 0..descriptor.length;
     let column = |c: u32| Column::read(file.bytes(), footer, c, descriptor.length);
-    let constants = Constants {
-        major: column(MAJOR)?.number(),
-        minor: column(MINOR)?.number(),
-        no_base: column(BASE)?.is_null(),
+    let versions = column(MAJOR)?.number().zip(column(MINOR)?.number());
+    let filled = Filled {
+        versions: versions.filter(|_| column(BASE).is_some_and(|c| c.is_null())),
+        no_overlays: column(OVERLAY_META)?.is_empty_list(),
     };
-    let wanted = match constants.values() {
-        Some(_) => varying,
-        None => every,
-    };
+    let missing = filled.missing();
+    let (_, wanted) = PROJECTIONS.as_ref()?.iter().find(|(m, _)| *m == missing)?;
     let columns = wanted
         .columns
         .iter()
         .map(|c| column(*c)?.info(*c))
         .collect::<Option<Vec<_>>>()?;
     let batches = decode(file, columns, rows, &wanted.schema)?;
-    if batches.iter().any(has_overlays) {
-        return None;
-    }
-    match constants.values() {
-        Some(values) => batches.iter().map(|b| values.fill(b)).collect(),
-        None => Some(batches),
-    }
+    let batches: Vec<_> = batches
+        .iter()
+        .map(|b| filled.fill(b))
+        .collect::<Option<_>>()?;
+    // Their data files were not read.
+    (!batches.iter().any(has_overlays)).then_some(batches)
 }
 
 fn decode(
@@ -246,6 +259,18 @@ impl Column {
                 && !matches!(page.buffer_offsets.len(), 1 | 3)
         })
     }
+
+    /// Whether it is in lists that are all empty: nothing in them or around them may be null, and there
+    /// is no value.
+    fn is_empty_list(&self) -> bool {
+        let empty = [
+            pb21::RepDefLayer::RepdefAllValidItem as i32,
+            pb21::RepDefLayer::RepdefAllValidItem as i32,
+            pb21::RepDefLayer::RepdefEmptyableList as i32,
+        ];
+        let mut layouts = self.layouts.iter();
+        self.is_null() && layouts.all(|l| as_constant(l).is_some_and(|c| c.layers == empty))
+    }
 }
 
 fn as_constant(layout: &pb21::PageLayout) -> Option<&pb21::ConstantLayout> {
@@ -303,57 +328,67 @@ fn is_complete(encoding: &pb21::CompressiveEncoding) -> bool {
     }
 }
 
-/// The columns of data files that may be constant.
-struct Constants {
-    major: Option<u32>,
-    minor: Option<u32>,
-    no_base: bool,
+/// What a file's descriptions say about columns that need not be read.
+struct Filled {
+    /// The version of every data file, major and minor, where none has a base id.
+    versions: Option<(u32, u32)>,
+    no_overlays: bool,
 }
 
-/// The values of all of them.
-struct Values {
-    major: u32,
-    minor: u32,
-}
-
-impl Constants {
-    fn values(&self) -> Option<Values> {
-        let (major, minor) = (self.major?, self.minor?);
-        self.no_base.then_some(Values { major, minor })
+impl Filled {
+    fn missing(&self) -> Missing {
+        Missing {
+            files: self.versions.is_some(),
+            overlays: self.no_overlays,
+        }
     }
-}
 
-impl Values {
-    /// Puts the columns that were not decoded into the data files of `batch`.
+    /// Adds to `batch` what was not read.
     fn fill(&self, batch: &RecordBatch) -> Option<RecordBatch> {
-        let (place, _) = batch.schema_ref().column_with_name("files")?;
-        let list: &ListArray = batch.column(place).as_list_opt()?;
-        let decoded = list.values().as_struct_opt()?;
-        let number = |value| Arc::new(UInt32Array::from_value(value, decoded.len())) as ArrayRef;
-        let fields = data_file_fields();
-        let columns = fields
-            .iter()
-            .map(|field| match field.name().as_str() {
-                "major_version" => Some(number(self.major)),
-                "minor_version" => Some(number(self.minor)),
-                "base_id" => Some(new_null_array(&DataType::UInt32, decoded.len())),
-                name => decoded.column_by_name(name).cloned(),
-            })
-            .collect::<Option<Vec<_>>>()?;
-        let files = StructArray::try_new(fields, columns, decoded.nulls().cloned()).ok()?;
-        let field = LEAF_SCHEMA.field_with_name("files").ok()?;
-        let DataType::List(item) = field.data_type() else {
-            return None;
-        };
-        let offsets = list.offsets().clone();
-        let nulls = list.nulls().cloned();
-        let files = ListArray::try_new(Arc::clone(item), offsets, Arc::new(files), nulls).ok()?;
         let mut fields: Vec<_> = batch.schema_ref().fields().iter().cloned().collect();
         let mut columns = batch.columns().to_vec();
-        *fields.get_mut(place)? = Arc::new(field.clone());
-        *columns.get_mut(place)? = Arc::new(files);
+        if let Some(versions) = self.versions {
+            let (place, _) = batch.schema_ref().column_with_name("files")?;
+            let files = with_versions(columns.get(place)?.as_list_opt()?, versions)?;
+            *fields.get_mut(place)? = Arc::new(LEAF_SCHEMA.field_with_name("files").ok()?.clone());
+            *columns.get_mut(place)? = Arc::new(files);
+        }
+        if self.no_overlays {
+            let field = LEAF_SCHEMA.field_with_name("overlays").ok()?;
+            let DataType::List(item) = field.data_type() else {
+                return None;
+            };
+            let overlays = ListArray::try_new(
+                Arc::clone(item),
+                OffsetBuffer::new_zeroed(batch.num_rows()),
+                new_empty_array(item.data_type()),
+                None,
+            );
+            columns.push(Arc::new(overlays.ok()?));
+            fields.push(Arc::new(field.clone()));
+        }
         RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).ok()
     }
+}
+
+/// The lists of data files with the columns that were not read.
+fn with_versions(list: &ListArray, (major, minor): (u32, u32)) -> Option<ListArray> {
+    let read = list.values().as_struct_opt()?;
+    let number = |value| Arc::new(UInt32Array::from_value(value, read.len())) as ArrayRef;
+    let fields = data_file_fields();
+    let columns = fields
+        .iter()
+        .map(|field| match field.name().as_str() {
+            "major_version" => Some(number(major)),
+            "minor_version" => Some(number(minor)),
+            "base_id" => Some(new_null_array(&DataType::UInt32, read.len())),
+            name => read.column_by_name(name).cloned(),
+        })
+        .collect::<Option<Vec<_>>>()?;
+    let item = Arc::new(Field::new("item", DataType::Struct(fields.clone()), false));
+    let files = StructArray::try_new(fields, columns, read.nulls().cloned()).ok()?;
+    let nulls = list.nulls().cloned();
+    ListArray::try_new(item, list.offsets().clone(), Arc::new(files), nulls).ok()
 }
 
 #[cfg(test)]
@@ -424,6 +459,8 @@ mod tests {
         assert_eq!(column(MINOR).number(), Some(1));
         assert!(column(BASE).is_null());
         assert!(!column(2).is_null());
+        assert!(column(OVERLAY_META).is_empty_list());
+        assert!(!column(BASE).is_empty_list());
         let found = read(&usual, &footer(&usual)).expect("the usual leaf");
         assert_eq!(without_overlays(&found), without_overlays(&expected));
 

@@ -22,10 +22,10 @@ use rand::{Rng, SeedableRng};
 use super::*;
 use crate::snapshot::OpenOptions;
 use crate::tree::leaf_write::LeafBuilder;
-use crate::tree::mutation::{Action, apply};
+use crate::tree::mutation::{Action, Mutation, apply};
 use crate::tree::node::{Child, Node, Root};
 use crate::tree::object::ObjectCache;
-use crate::tree::record::counts_of;
+use crate::tree::record::{counts_of, to_fragment};
 use crate::tree::summary::{Delta, Tally};
 
 const IDS: u32 = 120;

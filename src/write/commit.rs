@@ -6,12 +6,18 @@
 //!                                    │ difference to the view's records
 //!                                    ▼
 //!   tree of N ── mutations ──► objects, then manifest N+1 through the table's own handler
+//!
+//!  kind      what is being committed
+//!  manifest  the file of the new version
 //! ```
 //!
 //! Conflicts, rebasing and retries are Lance's: when the table's handler says that N+1 is taken, Lance
 //! reads what landed through views, applies its rules and comes back with N+2.
 
-use std::collections::{HashMap, HashSet};
+mod kind;
+mod manifest;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,22 +25,19 @@ use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use lance_io::object_store::ObjectStore;
-use lance_table::feature_flags::{
-    FLAG_DELETION_FILES, FLAG_FRAGMENT_TREE, FLAG_MIXED_DATA_FILE_VERSIONS,
-    FLAG_SPILLED_ROW_LINEAGE, FLAG_STABLE_ROW_IDS, FLAG_UNSTABLE_DATA_OVERLAY_FILES,
-};
 use lance_table::format::{IndexMetadata, Manifest, Transaction, is_detached_version, pb};
 use lance_table::io::commit::{
     CommitError, CommitHandler, ManifestLocation, ManifestNamingScheme, ManifestWriter,
 };
-use lance_table::system_index::is_system_index;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use parking_lot::Mutex;
 use prost::Message;
-use prost::encoding::{DecodeContext, decode_key, skip_field};
-use roaring::RoaringBitmap;
 
+pub(crate) use manifest::{finish_manifest, now_nanos};
+
+use self::kind::{Kind, TRANSACTION_HEAD, operation_tag};
+use self::manifest::{NewTree, keep_unseen};
 use super::build::TreeBuilder;
 use super::diff::{changes, check_storable};
 use super::grow::{grow, optimize};
@@ -43,7 +46,6 @@ use super::publish::publish_bytes;
 use super::sink::ObjectSink;
 use super::view::{View, Views};
 use crate::error::{Error, Result};
-use crate::manifest::{FOOTER_BYTES, frame_manifest};
 use crate::ranges::FragmentRanges;
 use crate::resolve::Written;
 use crate::snapshot::{Catalog, Snapshot, TreeCatalog};
@@ -52,12 +54,6 @@ use crate::tree_scan::{WalkOptions, WalkState};
 /// Config keys of Lance's own cleanup after a commit. It would take a view for the whole table, so
 /// Lance does not see them.
 const AUTO_CLEANUP: &str = super::cleanup::SETTINGS;
-
-/// Flags that say what some fragment has. A view may not show that fragment.
-const FRAGMENT_FLAGS: u64 = FLAG_STABLE_ROW_IDS
-    | FLAG_UNSTABLE_DATA_OVERLAY_FILES
-    | FLAG_MIXED_DATA_FILE_VERSIONS
-    | FLAG_SPILLED_ROW_LINEAGE;
 
 /// What a commit wrote and read of the table's metadata.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -80,61 +76,6 @@ pub struct CommitReport {
     pub object_bytes_read: u64,
     /// Attempts that other writers were faster than.
     pub lost_races: u64,
-}
-
-/// What a commit does, as far as the next version of a tree depends on it.
-#[derive(Debug)]
-enum Kind {
-    Overwrite,
-    /// To this version.
-    Restore(u64),
-    CreateIndex,
-    Rewrite {
-        /// Index segments that others take the place of.
-        replaced: HashSet<uuid::Uuid>,
-    },
-    UpdateConfig,
-    Other,
-}
-
-/// How much of a transaction file holds what comes before its operation: a version and an id.
-const TRANSACTION_HEAD: u64 = 1 << 10;
-
-impl Kind {
-    /// Field numbers of the operations, in a `Transaction`, that are no [`Kind::Other`].
-    const NOT_OTHER: [u32; 5] = [102, 103, 104, 106, 110];
-
-    fn of(operation: &pb::transaction::Operation) -> Self {
-        use pb::transaction::Operation as Op;
-        match operation {
-            Op::Overwrite(_) => Self::Overwrite,
-            Op::Restore(restore) => Self::Restore(restore.version),
-            Op::CreateIndex(_) => Self::CreateIndex,
-            Op::Rewrite(rewrite) => Self::Rewrite {
-                replaced: rewrite
-                    .rewritten_indices
-                    .iter()
-                    .filter_map(|r| r.old_id.as_ref())
-                    .filter_map(|id| uuid::Uuid::from_slice(&id.uuid).ok())
-                    .collect(),
-            },
-            Op::UpdateConfig(_) => Self::UpdateConfig,
-            _ => Self::Other,
-        }
-    }
-}
-
-/// The field number of the operation in the first bytes of a `Transaction`, whose fields are in the
-/// order of their numbers. Nothing when it does not begin in them.
-fn operation_tag(head: &[u8]) -> Option<u32> {
-    let mut rest = head;
-    loop {
-        let (tag, wire_type) = decode_key(&mut rest).ok()?;
-        if (100..200).contains(&tag) {
-            return Some(tag);
-        }
-        skip_field(wire_type, tag, &mut rest, DecodeContext::default()).ok()?;
-    }
 }
 
 /// Publishes what native Lance commits on a view as a version of the tree.
@@ -510,147 +451,6 @@ impl TreeCommitHandler {
     }
 }
 
-/// The tree of a new version, and what the manifest says about it.
-struct NewTree {
-    tree: pb::FragmentTree,
-    has_deletions: bool,
-    max_fragment_id: Option<u32>,
-    flags: u64,
-    mutations: u64,
-    mutation_bytes: u64,
-    objects: u64,
-    object_bytes: u64,
-}
-
-impl NewTree {
-    fn built(
-        (tree, report): (pb::FragmentTree, super::build::BuildReport),
-        max_fragment_id: Option<u32>,
-        flags: u64,
-    ) -> Result<Self> {
-        Ok(Self {
-            tree,
-            has_deletions: report.counts.total_rows != report.counts.visible_rows,
-            max_fragment_id,
-            flags,
-            mutations: 0,
-            mutation_bytes: 0,
-            objects: report.leaves + report.nodes + u64::from(!report.root_inline),
-            object_bytes: report.leaf_bytes
-                + report.node_bytes
-                + if report.root_inline {
-                    0
-                } else {
-                    report.root_bytes
-                },
-        })
-    }
-}
-
-fn set_flags(manifest: &mut Manifest, carried: u64, has_deletions: bool) {
-    for flags in [
-        &mut manifest.reader_feature_flags,
-        &mut manifest.writer_feature_flags,
-    ] {
-        *flags |= carried;
-        if has_deletions {
-            *flags |= FLAG_DELETION_FILES;
-        } else {
-            *flags &= !FLAG_DELETION_FILES;
-        }
-    }
-}
-
-/// Now, as a manifest's timestamp.
-pub(crate) fn now_nanos() -> Result<u128> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map(|n| n.as_nanos())
-        .map_err(|_| Error::invalid("the clock is before 1970"))
-}
-
-/// The file of a new version: as Lance writes it, with the tree in place of the fragments. `flags` are
-/// those of the version it comes from, of which it keeps what fragments outside the view may have.
-pub(crate) async fn finish_manifest(
-    manifest: &mut Manifest,
-    indices: Option<Vec<IndexMetadata>>,
-    writer: ManifestWriter,
-    transaction: Option<Transaction>,
-    tree: pb::FragmentTree,
-    flags: u64,
-    has_deletions: bool,
-) -> Result<Bytes> {
-    set_flags(manifest, flags & FRAGMENT_FLAGS, has_deletions);
-    let context = |e| Error::lance("cannot write the manifest", e);
-    let memory = ObjectStore::memory();
-    let path = Path::from("manifest");
-    let fragments = std::mem::take(&mut manifest.fragments);
-    let written = writer(&memory, manifest, indices, &path, transaction).await;
-    manifest.fragments = fragments;
-    written.map_err(context)?;
-    let file = memory.read_one_all(&path).await.map_err(context)?;
-    let framing = || Error::internal("Lance wrote a manifest without its framing");
-    let footer = file.len().checked_sub(FOOTER_BYTES).ok_or_else(framing)?;
-    let position = file
-        .get(footer..)
-        .and_then(|f| f.first_chunk::<8>())
-        .map(|b| u64::from_le_bytes(*b))
-        .and_then(|p| usize::try_from(p).ok())
-        .filter(|p| p.checked_add(4).is_some_and(|start| start <= footer))
-        .ok_or_else(framing)?;
-    let mut message = pb::Manifest::decode(file.slice(position + 4..footer))
-        .map_err(|e| Error::internal(format!("Lance wrote an undecodable manifest: {e}")))?;
-    message.fragments.clear();
-    message.reader_feature_flags |= FLAG_FRAGMENT_TREE;
-    message.writer_feature_flags |= FLAG_FRAGMENT_TREE;
-    message.fragment_tree = Some(pb::FragmentTreeMetadata {
-        layout: Some(pb::fragment_tree_metadata::Layout::Tree(tree)),
-    });
-    frame_manifest(&file.slice(..position), &message.encode_to_vec())
-}
-
-/// Puts back index segments that Lance left out because the view showed none of their fragments.
-///
-/// Lance drops a segment of an index with several when no fragment is left of what it covers. What
-/// it covers outside the view is still there.
-fn keep_unseen(
-    base: &View,
-    mut new: Vec<IndexMetadata>,
-    manifest: &Manifest,
-    kind: &Kind,
-) -> Result<Vec<IndexMetadata>> {
-    let none = HashSet::new();
-    let replaced = match kind {
-        Kind::Overwrite | Kind::Restore(_) | Kind::CreateIndex => return Ok(new),
-        Kind::Rewrite { replaced } => replaced,
-        Kind::UpdateConfig | Kind::Other => &none,
-    };
-    let old = base.indices()?;
-    let kept: HashSet<_> = new.iter().map(|i| i.uuid).collect();
-    let seen: RoaringBitmap = base
-        .records
-        .keys()
-        .filter_map(|id| u32::try_from(*id).ok())
-        .collect();
-    let fields: HashSet<i32> = manifest.schema.fields_pre_order().map(|f| f.id).collect();
-    for mut index in old {
-        if kept.contains(&index.uuid)
-            || replaced.contains(&index.uuid)
-            || is_system_index(&index)
-            || !index.fields.iter().all(|f| fields.contains(f))
-        {
-            continue;
-        }
-        let Some(bitmap) = &mut index.fragment_bitmap else {
-            continue;
-        };
-        *bitmap -= &seen;
-        if !bitmap.is_empty() {
-            new.push(index);
-        }
-    }
-    Ok(new)
-}
-
 #[async_trait::async_trait]
 impl CommitHandler for TreeCommitHandler {
     fn is_version_not_found_definitive(&self) -> bool {
@@ -860,41 +660,4 @@ fn as_views<'a>(
         async move { views.locate(location).await.map_err(external) }
     })
     .boxed()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kind_of_a_stored_transaction_is_known_from_its_first_bytes() {
-        use pb::transaction::Operation as Op;
-        let operations = [
-            Op::Append(Default::default()),
-            Op::Delete(Default::default()),
-            Op::Overwrite(Default::default()),
-            Op::CreateIndex(Default::default()),
-            Op::Rewrite(Default::default()),
-            Op::Merge(Default::default()),
-            Op::Restore(Default::default()),
-            Op::ReserveFragments(Default::default()),
-            Op::Update(Default::default()),
-            Op::Project(Default::default()),
-            Op::UpdateConfig(Default::default()),
-            Op::DataReplacement(Default::default()),
-        ];
-        for operation in operations {
-            let other = matches!(Kind::of(&operation), Kind::Other);
-            let transaction = pb::Transaction {
-                read_version: u64::MAX,
-                uuid: uuid::Uuid::new_v4().to_string(),
-                operation: Some(operation),
-                ..Default::default()
-            };
-            let file = transaction.encode_to_vec();
-            let tag = operation_tag(&file).expect("an operation");
-            assert_eq!(other, !Kind::NOT_OTHER.contains(&tag), "{tag}");
-            assert_eq!(operation_tag(file.get(..20).expect("long")), None);
-        }
-    }
 }
