@@ -384,7 +384,17 @@ impl ChunkSource {
         let Some(mut batches) = scan else {
             return Ok(stream::empty().boxed());
         };
-        let ready: Vec<_> = batches.by_ref().take(READY_BATCHES).collect().await;
+        let mut ready = Vec::with_capacity(READY_BATCHES);
+        while ready.len() < READY_BATCHES
+            && let Some(batch) = batches.next().await
+        {
+            // An error waits for its turn: the rows before it may be all that is wanted.
+            let failed = batch.is_err();
+            ready.push(batch);
+            if failed {
+                break;
+            }
+        }
         Ok(stream::iter(ready).chain(batches).boxed())
     }
 }

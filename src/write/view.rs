@@ -51,7 +51,7 @@ use crate::tree_scan::{ResolvedFragment, WalkOptions, WalkState};
 
 /// Tree objects read at a time. More than a scan's: nothing is handed on before all are there, so on a
 /// store that answers slowly each round counts.
-const WINDOW: usize = 32;
+const WINDOW: usize = 128;
 
 /// Batches of resolved fragments that are made into records at a time.
 const RECORDS_AT_ONCE: usize = 4;
