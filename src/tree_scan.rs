@@ -21,6 +21,7 @@ mod state;
 use std::ops::Range;
 use std::sync::Arc;
 
+use datafusion::common::runtime::SpawnedTask;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 
@@ -51,7 +52,7 @@ pub struct WalkOptions {
 
 impl Default for WalkOptions {
     fn default() -> Self {
-        Self { window: 8 }
+        Self { window: 16 }
     }
 }
 
@@ -457,13 +458,20 @@ fn tree_stream(
         .map(move |work| {
             let (snapshot, wanted, state) =
                 (Arc::clone(&snapshot), Arc::clone(&wanted), state.clone());
-            // Loads are tasks, so reading goes on while the consumer works.
+            // A task of its own, so that reading goes on, and what was read is ready, while the
+            // consumer works.
+            let task = work.map(|work| {
+                SpawnedTask::spawn(async move {
+                    let leaf = tree_of(&snapshot)?.open_leaf(&work, &state).await?;
+                    let resolved = resolve_leaf(&leaf, &work, &wanted)?;
+                    ReadStats::add(&state.stats.fragments_resolved, resolved.len() as u64);
+                    Ok(resolved)
+                })
+            });
             async move {
-                let work = work?;
-                let leaf = tree_of(&snapshot)?.open_leaf(&work, &state).await?;
-                let resolved = resolve_leaf(&leaf, &work, &wanted)?;
-                ReadStats::add(&state.stats.fragments_resolved, resolved.len() as u64);
-                Ok(resolved)
+                task?
+                    .await
+                    .map_err(|e| Error::internal(format!("a walk task ended: {e}")))?
             }
         })
         .buffered(window)

@@ -319,7 +319,9 @@ const LARGEST_CHUNK: usize = 1024;
 const CHUNK_ROWS: u64 = 4 << 20;
 /// Chunks in flight: one draining, one started.
 const CHUNKS_IN_FLIGHT: usize = 2;
-/// Leaves read ahead of the chunk where there is a limit.
+/// Leaves read ahead of the chunks, in each partition: a chunk takes far longer than a leaf.
+const LEAVES_AHEAD: usize = 8;
+/// The same where there is a limit.
 const LEAVES_FOR_A_LIMIT: usize = 2;
 /// Batches a started chunk has ready.
 const READY_BATCHES: usize = 2;
@@ -341,13 +343,11 @@ impl ChunkSource {
         state: &WalkState,
     ) -> BoxStream<'static, DFResult<RecordBatch>> {
         // A limit is often met by the first chunk.
-        let (walk, in_flight) = match self.request.fetch {
-            Some(_) => {
-                let window = LEAVES_FOR_A_LIMIT;
-                (WalkOptions { window }, 1)
-            }
-            None => (WalkOptions::default(), CHUNKS_IN_FLIGHT),
+        let (window, in_flight) = match self.request.fetch {
+            Some(_) => (LEAVES_FOR_A_LIMIT, 1),
+            None => (LEAVES_AHEAD, CHUNKS_IN_FLIGHT),
         };
+        let walk = WalkOptions { window };
         let fragments = self.snapshot.fragments(ranges, &walk, state);
         chunks(fragments)
             .map(move |chunk| {
