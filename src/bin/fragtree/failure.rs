@@ -4,8 +4,9 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
-use fragtree::plain_message;
+use fragtree::{SystemColumn, plain_message};
 
 /// Why a command stopped.
 #[derive(Debug)]
@@ -67,7 +68,26 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
         }
         source = error.source();
     }
-    text
+    match missing_system_column(error) {
+        Some(column) => format!(
+            "{text} A table has {column} where it shows its system columns: start with \
+             --system-columns {column}, or give it the option system_columns '{column}'."
+        ),
+        None => text,
+    }
+}
+
+/// The system column a statement names that its table does not show.
+fn missing_system_column(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let DataFusionError::SchemaError(schema, _) =
+        error.downcast_ref::<DataFusionError>()?.find_root()
+    else {
+        return None;
+    };
+    let SchemaError::FieldNotFound { field, .. } = schema.as_ref() else {
+        return None;
+    };
+    SystemColumn::from_name(field.name()).map(SystemColumn::name)
 }
 
 /// Looks through DataFusion's envelopes around another's error, which add only a word.
@@ -154,6 +174,19 @@ mod tests {
         let inner = DataFusionError::External(Box::new(fragtree::Error::invalid("no such thing")));
         let outer = inner.context("UPDATE operation on table 't'");
         assert_eq!(describe(&outer), "no such thing");
+    }
+
+    #[test]
+    fn says_how_to_see_a_system_column() {
+        let error = |name| {
+            let missing = datafusion::common::Column::new(Some("t"), name);
+            datafusion::common::DFSchema::empty()
+                .index_of_column(&missing)
+                .expect_err("no such column")
+        };
+        let text = describe(&error("_rowaddr"));
+        assert!(text.contains("--system-columns _rowaddr"), "{text}");
+        assert!(!describe(&error("_row")).contains("--system-columns"));
     }
 
     #[test]
