@@ -124,7 +124,7 @@ impl TreeCatalog {
                 &work.child.path,
                 work.child.object_size,
                 &state.stats,
-                &state.kept,
+                &state.reading,
             )
             .await?;
         leaf.check(&work.child, &self.context(&object, work))?;

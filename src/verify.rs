@@ -154,7 +154,7 @@ pub async fn verify(
     let mut verifier = Verifier {
         files: FileChecker::new(&snapshot, options.data_files),
         snapshot: Arc::clone(&snapshot),
-        state: WalkState::default(),
+        state: WalkState::of_every_column(),
         tally: Tally::default(),
         fragments: 0,
         objects_done: 0,

@@ -20,7 +20,7 @@ use lance_io::utils::CachedFileSize;
 use lance_table::format::{DataFile, Fragment, pb};
 use prost::Message;
 
-use super::leaf_file::read_batches;
+use super::leaf_file::{read_batches, read_every_column};
 use super::leaf_meta::{check_meta, record_of_meta};
 use super::node::{Child, NodeContext, check_allocated, check_counts};
 use super::object::{BaseTable, Owner};
@@ -80,7 +80,18 @@ impl Leaf {
     /// `empty_leaf`, `fragment_meta_*`, `overlay_meta_*`, `mapping_*`, `dictionary_*`,
     /// `deletion_*`.
     pub(crate) fn decode(location: &str, bytes: Bytes) -> Result<Self> {
-        let batches = read_batches(location, bytes)?;
+        Self::of_batches(location, read_batches(location, bytes)?)
+    }
+
+    /// The same, without leaving out columns that hold nothing: for those who look for what is broken.
+    ///
+    /// # Errors
+    /// Those of [`decode`](Self::decode).
+    pub(crate) fn decode_whole(location: &str, bytes: Bytes) -> Result<Self> {
+        Self::of_batches(location, read_every_column(location, bytes)?)
+    }
+
+    fn of_batches(location: &str, batches: Vec<RecordBatch>) -> Result<Self> {
         let mut leaf = Self {
             location: location.to_string(),
             batches: Vec::with_capacity(batches.len()),

@@ -512,6 +512,21 @@ mod tests {
         }
     }
 
+    /// What nobody reads is looked at by those who verify.
+    #[test]
+    fn a_broken_column_without_values_is_found_by_reading_all() {
+        let good = leaf(&[fragment(1, vec![file("a".into(), 1, None)])]);
+        whole(&good);
+        let place = footer(&good).column(good.bytes(), BASE + 1);
+        let mut broken = good.bytes().to_vec();
+        broken[place.expect("a column of overlays")].fill(0xff);
+        let broken = Bytes::from(broken);
+        let leaf = Leaf::decode("x", broken.clone()).expect("says all it says");
+        assert_eq!(leaf.ids(), [1]);
+        let error = Leaf::decode_whole("x", broken).expect_err("broken");
+        assert_eq!(error.corrupt_rule(), Some("leaf_unreadable"));
+    }
+
     fn any_file() -> impl Strategy<Value = DataFile> {
         let base = prop_oneof![3 => Just(None), 1 => (0..3u32).prop_map(Some)];
         (

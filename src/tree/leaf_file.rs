@@ -67,15 +67,28 @@ fn same_fields(a: &Fields, b: &Fields) -> bool {
 /// `leaf_unreadable`, `leaf_schema`.
 pub(crate) fn read_batches(location: &str, bytes: Bytes) -> Result<Vec<RecordBatch>> {
     let footer = Footer::read(location, &bytes)?;
+    let file = InMemory::new(location, bytes);
+    let known = std::panic::catch_unwind(AssertUnwindSafe(|| leaf_columns::read(&file, &footer)));
+    match known {
+        Ok(Some(batches)) => Ok(batches),
+        Ok(None) | Err(_) => read_file(file, &footer, location),
+    }
+}
+
+/// The same with Lance's reader alone, which looks at every column.
+///
+/// # Errors
+/// Those of [`read_batches`].
+pub(crate) fn read_every_column(location: &str, bytes: Bytes) -> Result<Vec<RecordBatch>> {
+    let footer = Footer::read(location, &bytes)?;
+    read_file(InMemory::new(location, bytes), &footer, location)
+}
+
+fn read_file(file: InMemory, footer: &Footer, location: &str) -> Result<Vec<RecordBatch>> {
     let unreadable =
         |what: String| Error::corrupt(location, "leaf_unreadable", "a Lance file of records", what);
-    let file = InMemory::new(location, bytes);
     // The Lance decoder asserts in places; a leaf it cannot take must be an error all the same.
-    let known = std::panic::catch_unwind(AssertUnwindSafe(|| leaf_columns::read(&file, &footer)));
-    if let Ok(Some(batches)) = known {
-        return Ok(batches);
-    }
-    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(file, &footer)));
+    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(file, footer)));
     match decoded {
         Ok(Ok(batches)) => Ok(batches),
         Ok(Err(DecodeError::Schema(schema))) => Err(Error::corrupt(

@@ -432,6 +432,15 @@ impl Fetcher {
     }
 }
 
+/// How an operation reads leaves.
+#[derive(Debug, Default)]
+pub(crate) struct LeafReading {
+    /// Bytes of leaves that it added to the cache.
+    pub kept: AtomicU64,
+    /// Whether every column is decoded, also those that say nothing.
+    pub whole: bool,
+}
+
 /// Tree objects of one version: the way from a reference to a decoded object.
 #[derive(Debug)]
 pub(crate) struct TreeObjects {
@@ -522,21 +531,27 @@ impl TreeObjects {
     }
 
     /// Opens a leaf. It is decoded on a blocking thread, and added to the cache unless the operation
-    /// has added its share: `kept` counts the bytes it did.
+    /// has added its share.
     pub(crate) async fn leaf(
         &self,
         owner: Owner,
         path: &str,
         size: u64,
         stats: &ReadStats,
-        kept: &AtomicU64,
+        reading: &LeafReading,
     ) -> Result<Arc<Leaf>> {
+        let LeafReading { kept, whole } = reading;
+        let read = if *whole {
+            Leaf::decode_whole
+        } else {
+            Leaf::decode
+        };
         ReadStats::add(&stats.leaves_opened, 1);
         // Counted before it is loaded, so that a window of loads does not pass at once.
         let before = kept.fetch_add(size, Ordering::Relaxed);
         let keep = before < self.cache.share_of_an_operation();
-        let decode = |label: String, bytes: Bytes| async move {
-            let leaf = off_thread(usize::MAX, move || Leaf::decode(&label, bytes)).await?;
+        let decode = move |label: String, bytes: Bytes| async move {
+            let leaf = off_thread(usize::MAX, move || read(&label, bytes)).await?;
             Ok(Cached::Leaf(Arc::new(leaf)))
         };
         let wanted = Wanted {

@@ -1,14 +1,13 @@
 //! What one operation keeps while it walks, whatever the number of its partitions.
 
 use std::collections::HashSet;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use roaring::RoaringTreemap;
 
 use crate::error::{Error, Result};
 use crate::tree::mutation::Mutation;
-use crate::tree::object::ReadStats;
+use crate::tree::object::{LeafReading, ReadStats};
 
 /// Mutation sequences seen by one operation. Each object is entered once, however many partitions
 /// of the operation open it (spec, "Sequence numbers").
@@ -56,8 +55,7 @@ impl SequenceLedger {
 pub struct WalkState {
     pub(crate) stats: Arc<ReadStats>,
     pub(crate) ledger: Arc<SequenceLedger>,
-    /// Bytes of leaves that the operation added to the cache.
-    pub(crate) kept: Arc<AtomicU64>,
+    pub(crate) reading: Arc<LeafReading>,
 }
 
 impl WalkState {
@@ -65,6 +63,18 @@ impl WalkState {
     pub fn with_stats(stats: Arc<ReadStats>) -> Self {
         Self {
             stats,
+            ..Self::default()
+        }
+    }
+
+    /// For an operation that looks for what is broken: leaves are decoded to the last column.
+    pub(crate) fn of_every_column() -> Self {
+        let reading = LeafReading {
+            whole: true,
+            ..Default::default()
+        };
+        Self {
+            reading: Arc::new(reading),
             ..Self::default()
         }
     }
