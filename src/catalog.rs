@@ -465,9 +465,10 @@ impl DirectorySchema {
             .open_options()
             .with_storage_options(options.storage_options.clone());
         let registry = open.session.clone().unwrap_or_default().store_registry();
-        let (store, base) = ObjectStore::from_uri_and_params(registry, &uri, &open.store_params())
-            .await
-            .map_err(|e| Error::lance(format!("cannot open directory {uri}"), e))?;
+        let (store, base) =
+            ObjectStore::from_uri_and_params(registry, &uri, &open.store_params(&uri))
+                .await
+                .map_err(|e| Error::lance(format!("cannot open directory {uri}"), e))?;
         let schema = Self {
             engine,
             uri,

@@ -196,6 +196,11 @@ fn branch_uri(uri: &str, branch: &str) -> String {
     }
 }
 
+/// Whether a location is on a file system of this machine.
+pub(crate) fn is_local(uri: &str) -> bool {
+    uri_to_url(uri).is_ok_and(|url| matches!(url.scheme(), "file" | "file-object-store"))
+}
+
 /// A location without anything secret in it, for messages and plans.
 pub(crate) fn display_uri(uri: &str) -> String {
     match uri_to_url(uri) {

@@ -88,7 +88,17 @@ impl OpenOptions {
         self
     }
 
-    pub(crate) fn store_params(&self) -> ObjectStoreParams {
+    /// The block size of the store of `uri`; nothing for Lance's default or what the options say.
+    fn block_size(&self, uri: &str) -> Option<usize> {
+        let chosen = self
+            .storage_options
+            .keys()
+            .any(|key| key.eq_ignore_ascii_case("block_size"));
+        (resolve::is_local(uri) && !chosen).then_some(LOCAL_BLOCK_BYTES)
+    }
+
+    /// How the store of `uri` is opened.
+    pub(crate) fn store_params(&self, uri: &str) -> ObjectStoreParams {
         let accessor = (!self.storage_options.is_empty()).then(|| {
             Arc::new(StorageOptionsAccessor::with_static_options(
                 self.storage_options.clone(),
@@ -97,10 +107,16 @@ impl OpenOptions {
         ObjectStoreParams {
             storage_options_accessor: accessor,
             object_store_wrapper: self.object_store_wrapper.clone(),
+            block_size: self.block_size(uri),
             ..Default::default()
         }
     }
 }
+
+/// Ranges of a local file that are closer together than this are read at once, in bytes; so much of
+/// its end is read first. Lance's own default, 4 KiB, reads the parts of a small page one by one, and
+/// each costs more to ask for than the bytes between them.
+const LOCAL_BLOCK_BYTES: usize = 16 << 10;
 
 /// How a version keeps its fragment records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,7 +235,7 @@ impl Snapshot {
     /// root, [`Error::Unsupported`] for feature flags the linked Lance does not know.
     pub async fn open(uri: &str, options: OpenOptions) -> Result<Arc<Self>> {
         let uri = resolve::normalize_uri(uri)?;
-        let params = options.store_params();
+        let params = options.store_params(&uri);
         let session = options.session.clone().unwrap_or_default();
         let context = || format!("cannot open {uri}");
         let (store, base) =

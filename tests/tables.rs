@@ -14,7 +14,7 @@ use std::time::Duration;
 use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, UInt64Type};
 use datafusion::catalog::TableProvider;
-use datafusion::physical_plan::collect;
+use datafusion::physical_plan::{ExecutionPlan, collect};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use fragtree::write::{ConvertOptions, ConvertReport, TreePolicy, convert};
 use fragtree::{
@@ -226,6 +226,79 @@ async fn queries_cost_what_they_touch() {
         assert_eq!(numbers(&ctx, &sql).await, [expected]);
     }
     assert_eq!(probe.count("/data/"), 0);
+}
+
+/// A metric of a plan and of those below it.
+fn metric(plan: &Arc<dyn ExecutionPlan>, name: &str) -> u64 {
+    let own = plan
+        .metrics()
+        .and_then(|m| m.sum_by_name(name))
+        .map_or(0, |v| v.as_usize() as u64);
+    let below = plan.children().into_iter();
+    own + below.map(|child| metric(child, name)).sum::<u64>()
+}
+
+/// Files larger than a block, of several columns: Lance reads each in several places.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_reports_the_requests_the_store_sees() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path().join("t.lance");
+    let uri = dir.to_str().expect("UTF-8");
+    write(uri, 0..60_000, 20_000).await;
+    for layout in [Layout::Flat, Layout::Tree] {
+        if layout == Layout::Tree {
+            to_tree(uri).await;
+        }
+        let probe = Probe::default();
+        let ctx = pinned_session(&engine(&probe), &probed(&dir)).await;
+        for (sql, leaves) in [
+            ("SELECT * FROM t", 1),
+            ("SELECT name FROM t WHERE g = 3", 0),
+        ] {
+            probe.reset();
+            let plan = ctx.sql(sql).await.expect("plans");
+            let plan = plan.create_physical_plan().await.expect("plans");
+            collect(Arc::clone(&plan), ctx.task_ctx())
+                .await
+                .expect("runs");
+            let data = probe.count("/data/");
+            assert!(data >= 6, "{layout}: {sql}: {data}");
+            assert_eq!(metric(&plan, "data_requests"), data, "{layout}: {sql}");
+            let tree = probe.count("_bt/leaf");
+            assert_eq!(metric(&plan, "tree_requests"), tree, "{layout}: {sql}");
+            // What the first query opened, the second finds in the cache.
+            let expected = if layout == Layout::Tree { leaves } else { 0 };
+            assert_eq!(tree, expected, "{layout}: {sql}");
+        }
+    }
+}
+
+/// Small pages of a local file are read together; who chooses a block size has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_a_local_file_that_are_close_are_read_at_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path().join("t.lance");
+    write(dir.to_str().expect("UTF-8"), 0..16_000, 4000).await;
+    let requests = async |block_size: Option<&str>| {
+        let probe = Probe::default();
+        let ctx = SessionContext::new();
+        let chosen = block_size.map(|size| ("block_size".to_string(), size.to_string()));
+        let options = TableOptions {
+            storage_options: chosen.into_iter().collect(),
+            ..Default::default()
+        };
+        engine(&probe)
+            .register_table(&ctx, "t", &probed(&dir), options)
+            .await
+            .expect("opens");
+        let sum = numbers(&ctx, "SELECT SUM(id + g + length(name)) FROM t").await;
+        (sum, probe.count("/data/"))
+    };
+    let (sum, four) = requests(Some("4096")).await;
+    // The end of each file, what its pages are made of, and the pages.
+    assert_eq!(requests(None).await, (sum.clone(), 4 * 3));
+    assert_eq!(requests(Some("16384")).await, (sum, 4 * 3));
+    assert!(four > 4 * 3, "{four}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

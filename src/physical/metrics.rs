@@ -21,7 +21,8 @@ pub(crate) struct DataStats {
     pub scans: AtomicU64,
     /// Fragments handed to them.
     pub fragments: AtomicU64,
-    /// Requests for data.
+    /// Requests for data that the store sees: Lance's "iops". What it calls requests are its own, each
+    /// of which may read several places of a file.
     pub requests: AtomicU64,
     /// Bytes of data.
     pub bytes: AtomicU64,
@@ -82,7 +83,7 @@ impl Drop for PlanCost {
                 let sum = |name| metrics.sum_by_name(name).map_or(0, |v| v.as_usize() as u64);
                 self.stats
                     .requests
-                    .fetch_add(sum("requests"), Ordering::Relaxed);
+                    .fetch_add(sum("iops"), Ordering::Relaxed);
                 self.stats
                     .bytes
                     .fetch_add(sum("bytes_read"), Ordering::Relaxed);

@@ -319,7 +319,7 @@ impl std::fmt::Debug for ObjectCache {
 
 impl ObjectCache {
     /// A cache that holds at most `bytes` of decoded objects; zero turns caching off. One operation
-    /// adds at most a quarter of that in leaves; of leaves that are not to be kept, each reader loads
+    /// adds at most an eighth of that in leaves; of leaves that are not to be kept, each reader loads
     /// its own.
     pub fn new(bytes: u64) -> Self {
         let inner = moka::future::Cache::builder()
@@ -351,7 +351,7 @@ impl ObjectCache {
     /// Bytes of leaves that one operation may add. A walk over a table that is larger than the cache
     /// would only push out what others use, and would find nothing when it came again.
     fn share_of_an_operation(&self) -> u64 {
-        self.inner.policy().max_capacity().unwrap_or(u64::MAX) / 4
+        self.inner.policy().max_capacity().unwrap_or(u64::MAX) / 8
     }
 }
 

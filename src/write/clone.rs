@@ -62,7 +62,7 @@ impl TreeTable {
         let target = self.target(target, storage_options).await?;
         if let Catalog::Flat(_) = source.catalog {
             let mut dataset = self.flat_version(&source).await?;
-            let params = Some(self.options().store_params());
+            let params = Some(self.options().store_params(&target.uri));
             let version = source.version();
             let cloned = dataset.shallow_clone(&target.uri, version, params).await;
             return cloned

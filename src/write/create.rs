@@ -59,7 +59,7 @@ impl TreeTable {
                 )));
             }
         }
-        let params = options.store_params();
+        let params = options.store_params(&uri);
         let context = || format!("cannot create {uri}");
         let inner = commit_handler_from_url(&uri, &Some(params.clone()))
             .await

@@ -439,7 +439,7 @@ impl TreeTable {
     /// A whole Lance dataset of a flat version.
     pub(crate) async fn flat_version(&self, snapshot: &Snapshot) -> Result<Dataset> {
         DatasetBuilder::from_uri(&self.uri)
-            .with_store_params(self.options.store_params())
+            .with_store_params(self.options.store_params(&self.uri))
             .with_session(self.write_session())
             .with_version(snapshot.version())
             .load()
@@ -457,7 +457,7 @@ impl TreeTable {
     }
 
     fn view_params(&self) -> ObjectStoreParams {
-        let mut params = self.options.store_params();
+        let mut params = self.options.store_params(&self.uri);
         let own: Arc<dyn WrappingObjectStore> = Arc::new(self.stores.clone());
         params.object_store_wrapper = Some(match params.object_store_wrapper.take() {
             None => own,
