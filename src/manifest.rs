@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::flat::FlatCatalog;
 use crate::retry::retrying;
 use crate::tree::object::Limits;
-use crate::tree::wire::for_each_field;
+use crate::tree::wire::{check_stored_mutations, for_each_field};
 
 /// How much of a manifest is read at once: enough for a whole manifest with an inline root.
 pub(crate) const TAIL_BYTES: u64 = 128 << 10;
@@ -392,19 +392,21 @@ fn decode_tree(label: &str, metadata: &Bytes) -> Result<pb::FragmentTree> {
                 "none",
             ));
         }
-        [(tag, _)] => {
-            return Err(Error::Unsupported {
-                object: label.to_string(),
-                what: format!("fragment tree layout {tag}"),
-            });
-        }
-        more => {
+        more if more.iter().all(|(tag, _)| *tag == 1) => {
             return Err(Error::corrupt(
                 label,
                 "layout_missing",
                 "exactly one layout",
                 format!("{} of them", more.len()),
             ));
+        }
+        more => {
+            let tag = more.iter().map(|(tag, _)| tag).max().copied();
+            let tag = tag.unwrap_or_default();
+            return Err(Error::Unsupported {
+                object: label.to_string(),
+                what: format!("fragment tree layout {tag}"),
+            });
         }
     };
     let bytes = metadata.slice(range);
@@ -421,10 +423,8 @@ fn decode_tree(label: &str, metadata: &Bytes) -> Result<pb::FragmentTree> {
             format!("{roots} roots"),
         ));
     }
-    for path in [&[1u32, 2, 2, 1][..], &[3, 2, 1]] {
-        crate::tree::wire::for_each_nested(label, RULE, &bytes, path, &mut |fragment| {
-            crate::tree::wire::reject_external_sequences(label, RULE, fragment)
-        })?;
+    for path in [&[1u32, 2][..], &[3]] {
+        check_stored_mutations(label, RULE, &bytes, path)?;
     }
     pb::FragmentTree::decode(bytes)
         .map_err(|e| Error::corrupt(label, RULE, "a FragmentTree message", e.to_string()))
@@ -486,6 +486,42 @@ mod tests {
         prost::encoding::bytes::encode(9, &vec![0u8], &mut metadata);
         let error = split_manifest("m", &tree_manifest(metadata)).expect_err("unknown");
         assert!(error.to_string().contains("layout 9"), "{error}");
+    }
+
+    #[test]
+    fn layouts_are_counted_in_the_raw_bytes() {
+        let tree = pb::FragmentTree::default().encode_to_vec();
+        let layouts = |tags: &[u32]| {
+            let mut metadata = Vec::new();
+            for tag in tags {
+                prost::encoding::bytes::encode(*tag, &tree, &mut metadata);
+            }
+            split_manifest("m", &tree_manifest(metadata)).expect_err("not one")
+        };
+        assert_eq!(layouts(&[]).corrupt_rule(), Some("layout_missing"));
+        assert_eq!(layouts(&[1, 1]).corrupt_rule(), Some("layout_missing"));
+        for tags in [&[1, 9][..], &[9, 1]] {
+            let error = layouts(tags).to_string();
+            assert!(error.contains("layout 9"), "{error}");
+        }
+    }
+
+    #[test]
+    fn mutations_of_the_manifest_are_looked_at_as_stored() {
+        // A removal and a clear in one action.
+        let mutation = [0x08, 1, 0x12, 6, 0x10, 7, 0x32, 2, 0x08, 7];
+        let mut since_root = Vec::new();
+        prost::encoding::bytes::encode(3, &mutation.to_vec(), &mut since_root);
+        let mut root = Vec::new();
+        prost::encoding::bytes::encode(2, &mutation.to_vec(), &mut root);
+        let mut inline = Vec::new();
+        prost::encoding::bytes::encode(1, &root, &mut inline);
+        for tree in [since_root, inline] {
+            let mut metadata = Vec::new();
+            prost::encoding::bytes::encode(1, &tree, &mut metadata);
+            let error = split_manifest("m", &tree_manifest(metadata)).expect_err("two actions");
+            assert_eq!(error.corrupt_rule(), Some("mutation_with_several_actions"));
+        }
     }
 
     #[test]

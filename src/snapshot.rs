@@ -582,9 +582,16 @@ pub(crate) async fn open_tree(
             tree.next_action_sequence,
         ));
     }
-    if let Some(height) = root.child_height()
-        && height > objects.limits().max_height
-    {
+    let height = root.child_height().unwrap_or_default();
+    if height > GREATEST_HEIGHT {
+        return Err(Error::corrupt(
+            label,
+            "height_mismatch",
+            format!("a height of at most {GREATEST_HEIGHT}: there are no ids for more leaves"),
+            height,
+        ));
+    }
+    if height > objects.limits().max_height {
         return Err(Error::invalid(format!(
             "{label}: the tree has height {height}, more than the limit of {} (raise max_height)",
             objects.limits().max_height
@@ -640,6 +647,10 @@ fn check_tree(catalog: &TreeCatalog) -> Result<()> {
         catalog.root.next_sequence..catalog.next_sequence,
     )
 }
+
+/// An interior has two children at least and every leaf a fragment of its own, of which there can be
+/// 2^32.
+const GREATEST_HEIGHT: u32 = 32;
 
 /// The path of an external root (spec, "Snapshot").
 pub(crate) fn root_path(label: &str, uuid: &[u8]) -> Result<String> {

@@ -56,6 +56,9 @@ impl Default for WalkOptions {
     }
 }
 
+/// Objects of a level that are opened at once where the whole level is.
+const CONCURRENT_OPENS: usize = 8;
+
 /// Fragments of a flat list handed on at a time.
 const FLAT_BATCH: usize = 1024;
 
@@ -71,6 +74,9 @@ pub(crate) struct Work {
     /// Mutations buffered above, for this range, by fragment and sequence.
     pub pending: Vec<Pending>,
 }
+
+/// An interior that was opened, and everything pending for its children.
+type Opened = (Work, Arc<Node>, Vec<Pending>);
 
 impl TreeCatalog {
     fn enter_root(&self, state: &WalkState) -> Result<()> {
@@ -112,6 +118,18 @@ impl TreeCatalog {
         pending.extend(node.buffer.iter().map(|m| Pending::new(m, work.owner)));
         pending.sort_unstable_by_key(Pending::key);
         Ok((node, pending))
+    }
+
+    /// Opens the interiors of one level, in order.
+    async fn open_level(&self, level: Vec<Work>, state: &WalkState) -> Result<Vec<Opened>> {
+        stream::iter(level)
+            .map(|work| async move {
+                let (node, pending) = self.open_node(&work, state).await?;
+                Ok((work, node, pending))
+            })
+            .buffered(CONCURRENT_OPENS)
+            .try_collect()
+            .await
     }
 
     /// Opens a leaf and checks it.

@@ -2,7 +2,7 @@
 //! corrupt ones are refused by the operation that must notice.
 //!
 //! They lie beside the checkout, in `../shared/fixtures`; without them these tests do nothing, and
-//! `tests/model.rs` covers the same rules on tables made here.
+//! the tests of `tree` and `tree_scan` cover the same rules on trees made there.
 #![expect(clippy::panic, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
@@ -301,6 +301,17 @@ async fn operate(table: &Path, version: u64, operation: &str) -> fragtree::Resul
         "full_scan" => {
             resolve(&snapshot, FragmentRanges::all()).await?;
         }
+        sql if sql.starts_with("SELECT") => {
+            let provider = SnapshotProvider::try_new(snapshot, SystemColumns::ALL)?;
+            let ctx = datafusion::prelude::SessionContext::new();
+            ctx.register_table("t", Arc::new(provider)).expect("free");
+            let run = async { ctx.sql(sql).await?.collect().await };
+            let context = || format!("cannot run {sql}");
+            run.await.map_err(|e| fragtree::Error::DataFusion {
+                context: context(),
+                source: Arc::new(e),
+            })?;
+        }
         point => {
             let id = point.strip_prefix("point:").expect("point:N");
             snapshot.fragment(id.parse().expect("an id")).await?;
@@ -349,6 +360,13 @@ async fn corrupt_tables_are_refused_where_they_must_be() {
                 Ok(()) => wrong.push(format!("{}: {operation} was accepted", text(&case, "case"))),
                 Err(fragtree::Error::Corrupt { .. } | fragtree::Error::Unsupported { .. }) => {}
                 Err(e) => wrong.push(format!("{}: {operation}: {e}", text(&case, "case"))),
+            }
+        }
+        // What no walk can take gives no rows to a query either.
+        if list("operations_that_must_fail").contains(&"full_scan".into()) {
+            checked += 1;
+            if operate(&table, version, "SELECT * FROM t").await.is_ok() {
+                wrong.push(format!("{}: SELECT * was accepted", text(&case, "case")));
             }
         }
         for operation in list("operations_not_affected").into_iter().chain(may) {

@@ -139,6 +139,15 @@ async fn start(
         .iter()
         .map(ResolvedFragment::record)
         .collect::<Result<Vec<_>>>()?;
+    if let Some(record) = records.iter().find(|r| r.files.is_empty()) {
+        return Err(Error::Unsupported {
+            object: label.to_string(),
+            what: format!(
+                "fragment {}, which has {} rows and no data file",
+                record.id, record.physical_rows
+            ),
+        });
+    }
     let dataset = Arc::new(snapshot.dataset_with(&records).await?);
     let plan = plan_scan(&dataset, request, &selection, context)
         .await
@@ -175,8 +184,10 @@ fn describe(snapshot: &Snapshot, fragments: &[ResolvedFragment]) -> Arc<str> {
 fn choose(
     snapshot: &Snapshot,
     request: &ScanRequest,
-    fragments: Vec<ResolvedFragment>,
+    mut fragments: Vec<ResolvedFragment>,
 ) -> (Vec<ResolvedFragment>, Selection) {
+    // Lance takes 0 rows for an unknown number and would look into a file, if there is one.
+    fragments.retain(|fragment| fragment.physical_rows() != Some(0));
     let Some(rows) = &request.rows else {
         return (fragments, Selection::All);
     };

@@ -413,10 +413,12 @@ fn chunks(fragments: FragmentStream) -> BoxStream<'static, DFResult<Vec<Resolved
     };
     stream::try_unfold(state, |mut state| async move {
         let mut chunk = Vec::new();
-        let mut rows = 0;
+        let mut rows = 0_u64;
         while chunk.len() < state.size && rows < CHUNK_ROWS {
             if let Some(fragment) = state.waiting.next() {
-                rows += fragment.physical_rows().unwrap_or_default();
+                rows = fragment
+                    .physical_rows()
+                    .map_or(rows, |n| rows.saturating_add(n));
                 chunk.push(fragment);
                 continue;
             }

@@ -4,7 +4,6 @@
 //! by Lance's reader; so is what is broken, and the error is that reader's.
 
 use std::ops::Range;
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, AsArray, RecordBatch};
@@ -27,6 +26,7 @@ use object_store::path::Path;
 use super::leaf::LEAF_SCHEMA;
 use super::leaf_columns;
 use crate::error::{Error, Result};
+use crate::panics::caught;
 
 /// Rows of a leaf are decoded in batches of this many, so that 32-bit string offsets suffice.
 pub(super) const BATCH_ROWS: u32 = 1 << 16;
@@ -68,10 +68,9 @@ fn same_fields(a: &Fields, b: &Fields) -> bool {
 pub(crate) fn read_batches(location: &str, bytes: Bytes) -> Result<Vec<RecordBatch>> {
     let footer = Footer::read(location, &bytes)?;
     let file = InMemory::new(location, bytes);
-    let known = std::panic::catch_unwind(AssertUnwindSafe(|| leaf_columns::read(&file, &footer)));
-    match known {
-        Ok(Some(batches)) => Ok(batches),
-        Ok(None) | Err(_) => read_file(file, &footer, location),
+    match caught(|| leaf_columns::read(&file, &footer)).flatten() {
+        Some(batches) => Ok(batches),
+        None => read_file(file, &footer, location),
     }
 }
 
@@ -87,19 +86,17 @@ pub(crate) fn read_every_column(location: &str, bytes: Bytes) -> Result<Vec<Reco
 fn read_file(file: InMemory, footer: &Footer, location: &str) -> Result<Vec<RecordBatch>> {
     let unreadable =
         |what: String| Error::corrupt(location, "leaf_unreadable", "a Lance file of records", what);
-    // The Lance decoder asserts in places; a leaf it cannot take must be an error all the same.
-    let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| decode_file(file, footer)));
-    match decoded {
-        Ok(Ok(batches)) => Ok(batches),
-        Ok(Err(DecodeError::Schema(schema))) => Err(Error::corrupt(
+    match caught(|| decode_file(file, footer)) {
+        Some(Ok(batches)) => Ok(batches),
+        Some(Err(DecodeError::Schema(schema))) => Err(Error::corrupt(
             location,
             "leaf_schema",
             format!("{:?}", LEAF_SCHEMA.fields()),
             format!("{:?}", schema.fields()),
         )),
-        Ok(Err(DecodeError::Lance(e))) => Err(unreadable(e.to_string())),
-        Ok(Err(DecodeError::Arrow(e))) => Err(unreadable(e.to_string())),
-        Err(_) => Err(unreadable("bytes that stop the Lance decoder".into())),
+        Some(Err(DecodeError::Lance(e))) => Err(unreadable(e.to_string())),
+        Some(Err(DecodeError::Arrow(e))) => Err(unreadable(e.to_string())),
+        None => Err(unreadable("bytes that stop the Lance decoder".into())),
     }
 }
 

@@ -23,7 +23,7 @@ use prost::Message;
 use super::mutation::{Action, Mutation};
 use super::object::{BaseTable, Owner, check_tree_path};
 use super::summary::{Counts, Tally};
-use super::wire::{for_each_nested, framed, reject_external_sequences};
+use super::wire::{check_stored_mutations, framed};
 use crate::error::{Error, Result};
 
 /// One past the greatest fragment id.
@@ -170,7 +170,7 @@ impl Node {
                 e.to_string(),
             )
         })?;
-        reject_external_upserts(object, "node_undecodable", bytes, &[2, 2, 1])?;
+        check_stored_mutations(object, "node_undecodable", bytes, &[2])?;
         let node = Self::from_parts(object, message.children, message.buffer)?;
         if node.children.len() < 2 {
             return Err(Error::corrupt(
@@ -461,17 +461,6 @@ pub(crate) fn check_allocated(object: &str, id: u64, max_fragment_id: Option<u32
     }
 }
 
-fn reject_external_upserts(
-    object: &str,
-    rule: &'static str,
-    bytes: &Bytes,
-    path: &[u32],
-) -> Result<()> {
-    for_each_nested(object, rule, bytes, path, &mut |fragment| {
-        reject_external_sequences(object, rule, fragment)
-    })
-}
-
 /// A root, inline or external.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Root {
@@ -484,7 +473,7 @@ impl Root {
     /// `next_action_sequence` (`spec/notes.md` 14).
     ///
     /// # Errors
-    /// `root_undecodable`, and the rules a root can break by itself.
+    /// `root_undecodable`, `next_sequence_zero`, and the rules a root can break by itself.
     pub(crate) fn decode(object: &str, bytes: &Bytes) -> Result<Self> {
         let message = pb::FragmentTreeRoot::decode(bytes.clone()).map_err(|e| {
             Error::corrupt(
@@ -494,7 +483,7 @@ impl Root {
                 e.to_string(),
             )
         })?;
-        reject_external_upserts(object, "root_undecodable", bytes, &[2, 2, 1])?;
+        check_stored_mutations(object, "root_undecodable", bytes, &[2])?;
         Self::from_message(object, message)
     }
 
@@ -503,8 +492,8 @@ impl Root {
         if message.next_action_sequence == 0 {
             return Err(Error::corrupt(
                 object,
-                "root_undecodable",
-                "a FragmentTreeRoot with a next_action_sequence of at least 1",
+                "next_sequence_zero",
+                "a root with a next_action_sequence of at least 1",
                 0,
             ));
         }
@@ -739,7 +728,7 @@ mod tests {
     #[test]
     fn an_empty_root_file_is_not_an_empty_table() {
         let error = Root::decode("r", &Bytes::new()).expect_err("no next sequence");
-        assert_eq!(error.corrupt_rule(), Some("root_undecodable"));
+        assert_eq!(error.corrupt_rule(), Some("next_sequence_zero"));
     }
 
     #[test]

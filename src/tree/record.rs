@@ -227,7 +227,7 @@ pub(crate) fn encode_mapping(values: &[i32]) -> Bytes {
 }
 
 /// Lance's own fragment for a record. Overlays keep their precedence, a row count of zero becomes
-/// unknown: that is Lance's reading, and a scan finds the same rows either way.
+/// unknown: that is Lance's reading, and a scan leaves fragments without rows out before it asks.
 pub(crate) fn to_fragment(object: impl Display, record: pb::DataFragment) -> Result<Fragment> {
     Fragment::try_from(record)
         .map_err(|e| Error::lance(format!("cannot use the record of {object}"), e))

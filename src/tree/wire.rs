@@ -106,6 +106,55 @@ pub(crate) fn reject_external_sequences(
     })
 }
 
+/// The variants of a `FragmentAction` that this version knows, by field number.
+const KNOWN_ACTIONS: std::ops::RangeInclusive<u32> = 1..=7;
+/// Of a `FragmentTreeMutation`.
+const FIELD_ACTION: u32 = 2;
+/// Of a `FragmentAction`.
+const FIELD_UPSERT: u32 = 1;
+
+/// Looks at the mutations at `path` below `message` as they are stored: a decoder keeps the last of
+/// two actions and forgets one it does not know (spec, "Mutations"; `spec/notes.md` 4 and 21).
+///
+/// # Errors
+/// `mutation_with_several_actions`, [`Error::Unsupported`] for an action this version does not know,
+/// and those of [`reject_external_sequences`].
+pub(crate) fn check_stored_mutations(
+    object: &str,
+    rule: &'static str,
+    message: &[u8],
+    path: &[u32],
+) -> Result<()> {
+    for_each_nested(object, rule, message, path, &mut |mutation| {
+        let mut known = 0;
+        for_each_nested(object, rule, mutation, &[FIELD_ACTION], &mut |action| {
+            for_each_field(object, rule, action, |field| {
+                if !KNOWN_ACTIONS.contains(&field.tag) {
+                    return Err(Error::Unsupported {
+                        object: object.to_string(),
+                        what: format!("fragment action {}", field.tag),
+                    });
+                }
+                known += 1;
+                if field.tag == FIELD_UPSERT && field.delimited {
+                    let fragment = action.get(field.payload).unwrap_or_default();
+                    reject_external_sequences(object, rule, fragment)?;
+                }
+                Ok(())
+            })
+        })?;
+        if known > 1 {
+            return Err(Error::corrupt(
+                object,
+                "mutation_with_several_actions",
+                "exactly one action in a mutation",
+                format!("{known} of them"),
+            ));
+        }
+        Ok(())
+    })
+}
+
 /// Walks `path` (field numbers of nested messages) below `message` and calls `visit` with the
 /// payload of every match.
 pub(crate) fn for_each_nested(
@@ -154,6 +203,43 @@ mod tests {
         for bytes in [&[0x12u8, 5, b'a'][..], &[0x12], &[0xff, 0xff], &[0x00]] {
             assert!(for_each_field("x", "r", bytes, |_| Ok(())).is_err());
         }
+    }
+
+    /// A buffer of one mutation, its actions as given.
+    fn buffer(actions: &[&[u8]]) -> Vec<u8> {
+        let mut mutation = vec![0x08, 1];
+        for action in actions {
+            prost::encoding::bytes::encode(FIELD_ACTION, &action.to_vec(), &mut mutation);
+        }
+        let mut node = Vec::new();
+        prost::encoding::bytes::encode(2, &mutation, &mut node);
+        node
+    }
+
+    #[test]
+    fn sees_the_actions_that_a_decoder_drops() {
+        let check = |actions: &[&[u8]]| check_stored_mutations("x", "r", &buffer(actions), &[2]);
+        let (remove, clear): (&[u8], &[u8]) = (&[0x10, 7], &[0x32, 2, 0x08, 7]);
+        check(&[remove]).expect("one");
+        check(&[clear]).expect("one");
+        // The decoder says that there is none.
+        check(&[]).expect("none");
+        check(&[&[]]).expect("none");
+        for two in [
+            &[&[remove, clear].concat()[..]][..],
+            &[remove, clear],
+            &[remove, remove],
+        ] {
+            let error = check(two).expect_err("two");
+            assert_eq!(error.corrupt_rule(), Some("mutation_with_several_actions"));
+        }
+        for unknown in [&[0x4a, 0][..], &[0x10, 7, 0x4a, 0]] {
+            let error = check(&[unknown]).expect_err("field 9").to_string();
+            assert!(error.contains("fragment action 9"), "{error}");
+        }
+        let external: &[u8] = &[0x0a, 2, 0x32, 0];
+        let error = check(&[external]).expect_err("an upsert with row ids elsewhere");
+        assert!(matches!(error, Error::Unsupported { .. }));
     }
 
     #[test]

@@ -10,31 +10,39 @@ use std::ops::Range;
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::state::WalkState;
-use super::{Span, Work, pending_in, resolve_leaf, spans};
-use crate::error::{Error, Result};
+use super::{CONCURRENT_OPENS, Span, Work, check_watermark, pending_in, resolve_leaf, spans};
+use crate::error::Result;
 use crate::ranges::FragmentRanges;
 use crate::snapshot::TreeCatalog;
 use crate::tree::mutation::Pending;
 use crate::tree::object::{Owner, ReadStats};
 use crate::tree::summary::{Counts, Tally};
 
-/// Cut paths followed at once by a count.
-pub(super) const COUNT_CONCURRENCY: usize = 8;
-
 impl Span<'_> {
     /// Whether an edge of `wanted` cuts the child. If not, its share is added to `tally`: the summary
     /// and the deltas of everything pending above it when it is wholly wanted, nothing otherwise.
-    fn is_cut(&self, wanted: &FragmentRanges, tally: &mut Tally, stats: &ReadStats) -> bool {
+    ///
+    /// # Errors
+    /// `mutation_at_or_below_watermark`: what is pending is in the summary already.
+    fn is_cut(
+        &self,
+        wanted: &FragmentRanges,
+        tally: &mut Tally,
+        stats: &ReadStats,
+    ) -> Result<bool> {
         if wanted.covers(&self.range) {
+            if self.child.height == 0 {
+                check_watermark(&self.child.path, self.child.watermark, self.pending)?;
+            }
             *tally += self.child.counts;
             for item in self.pending {
                 *tally += item.mutation.delta;
             }
         } else if wanted.overlaps(&self.range) {
-            return true;
+            return Ok(true);
         }
         ReadStats::add(&stats.children_skipped, 1);
-        false
+        Ok(false)
     }
 }
 
@@ -51,26 +59,20 @@ pub(super) async fn count_tree(
         add_pending(&tree.pending, wanted, &mut tally);
         return tally.counts(&tree.label);
     };
-    let mut level: Vec<Work> = tree
-        .root_spans()
-        .filter(|span| span.is_cut(wanted, &mut tally, &state.stats))
-        .map(|span| span.to_work(Owner::Current))
-        .collect();
+    let mut level: Vec<Work> = Vec::new();
+    for span in tree.root_spans() {
+        if span.is_cut(wanted, &mut tally, &state.stats)? {
+            level.push(span.to_work(Owner::Current));
+        }
+    }
     for _ in 0..height {
-        let opened: Vec<_> = stream::iter(level)
-            .map(|work| async move {
-                let (node, pending) = tree.open_node(&work, state).await?;
-                Ok::<_, Error>((node, pending, work))
-            })
-            .buffer_unordered(COUNT_CONCURRENCY)
-            .try_collect()
-            .await?;
-        level = Vec::new();
-        for (node, pending, work) in opened {
-            let cut = spans(&node, &work.range, &pending)
-                .filter(|span| span.is_cut(wanted, &mut tally, &state.stats))
-                .map(|span| span.to_work(work.owner));
-            level.extend(cut);
+        let opened = tree.open_level(std::mem::take(&mut level), state).await?;
+        for (work, node, pending) in opened {
+            for span in spans(&node, &work.range, &pending) {
+                if span.is_cut(wanted, &mut tally, &state.stats)? {
+                    level.push(span.to_work(work.owner));
+                }
+            }
         }
     }
     let mut leaves = stream::iter(level)
@@ -78,7 +80,7 @@ pub(super) async fn count_tree(
             let leaf = tree.open_leaf(&work, state).await?;
             resolve_leaf(&leaf, &work, wanted)
         })
-        .buffer_unordered(COUNT_CONCURRENCY);
+        .buffer_unordered(CONCURRENT_OPENS);
     while let Some(resolved) = leaves.try_next().await? {
         ReadStats::add(&state.stats.fragments_resolved, resolved.len() as u64);
         for fragment in resolved {
@@ -109,12 +111,17 @@ pub(super) fn estimate_tree(tree: &TreeCatalog, wanted: &FragmentRanges) -> Resu
     let mut exact = true;
     let stats = ReadStats::default();
     for cut in tree.root_spans() {
-        if cut.is_cut(wanted, &mut tally, &stats) {
+        if cut.is_cut(wanted, &mut tally, &stats)? {
             exact = false;
             let share = |n: u64| scale(n, covered(wanted, &cut.range), &cut.range);
-            guessed.fragments += share(cut.child.counts.fragments);
-            guessed.total_rows += share(cut.child.counts.total_rows);
-            guessed.visible_rows += share(cut.child.counts.visible_rows);
+            let counts = cut.child.counts;
+            for (guess, count) in [
+                (&mut guessed.fragments, counts.fragments),
+                (&mut guessed.total_rows, counts.total_rows),
+                (&mut guessed.visible_rows, counts.visible_rows),
+            ] {
+                *guess = guess.saturating_add(share(count));
+            }
         }
     }
     tally += guessed;

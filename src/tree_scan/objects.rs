@@ -3,12 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use futures::{StreamExt, TryStreamExt, stream};
-
-use super::count::COUNT_CONCURRENCY;
 use super::state::WalkState;
 use super::{Work, overlapping};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ranges::FragmentRanges;
 use crate::snapshot::{Catalog, Snapshot, TreeCatalog};
 use crate::tree::node::ID_END;
@@ -87,16 +84,8 @@ async fn objects_of(
     }];
     let mut level = tree.root_work(wanted, &state.stats);
     for _ in 1..height {
-        let opened: Vec<_> = stream::iter(level)
-            .map(|work| async move {
-                let (node, pending) = tree.open_node(&work, state).await?;
-                Ok::<_, Error>((node, pending, work))
-            })
-            .buffered(COUNT_CONCURRENCY)
-            .try_collect()
-            .await?;
-        level = Vec::new();
-        for (node, pending, work) in opened {
+        let opened = tree.open_level(std::mem::take(&mut level), state).await?;
+        for (work, node, pending) in opened {
             objects.push(tree_object(tree, &work, Some(node.buffer.len() as u64))?);
             level.extend(overlapping(&node, &work, &pending, wanted, &state.stats));
         }

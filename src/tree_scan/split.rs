@@ -38,13 +38,19 @@ pub(super) fn tree_weights(
     let mut pieces = Vec::new();
     let mut push = |range: &Range<u64>, counts: Counts| {
         // The last child reaches to 2^32, but nothing lives above the greatest allocated id.
-        let range = range.start..range.end.min(bound);
-        if range.is_empty() {
-            return;
-        }
-        for piece in wanted.clip(&range).iter() {
-            let share = scale(weight(counts), piece.end - piece.start, &range);
-            divide(piece, share, parts, &mut pieces);
+        let used = range.start..range.end.min(bound);
+        for piece in wanted.clip(range).iter() {
+            let inside = piece.start..piece.end.min(bound);
+            if inside.is_empty() {
+                // Still walked: what a broken tree has there must not be left out in silence.
+                pieces.push((piece.clone(), 0));
+                continue;
+            }
+            let share = scale(weight(counts), inside.end - inside.start, &used);
+            divide(&inside, share, parts, &mut pieces);
+            if let Some((last, _)) = pieces.last_mut() {
+                last.end = piece.end;
+            }
         }
     };
     if tree.root.child_height().is_none() {

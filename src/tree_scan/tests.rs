@@ -28,6 +28,8 @@ use crate::tree::object::ObjectCache;
 use crate::tree::record::{counts_of, to_fragment};
 use crate::tree::summary::{Delta, Tally};
 
+mod edges;
+
 const IDS: u32 = 120;
 
 type Model = BTreeMap<u32, pb::DataFragment>;

@@ -140,13 +140,17 @@ fn stdout_is_closed() -> bool {
 
 /// `datafusion-cli` answers some commands with `println!`, which panics when stdout is closed. That
 /// panic, and no other, ends the program quietly. Tasks of Lance that are cancelled when a query has
-/// failed panic too; of those nothing is said, since the error of the query is.
+/// failed panic too, and so does its decoder when a leaf is broken; of those nothing is said, since
+/// the error of the query is.
 pub(crate) fn exit_quietly_when_stdout_closes() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or_default();
         if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
             std::process::exit(0);
+        }
+        if fragtree::panic_is_caught() {
+            return;
         }
         let of_lance = info
             .location()
