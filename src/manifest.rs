@@ -489,6 +489,22 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_is_no_manifest_is_refused() {
+        let before = pb::Manifest {
+            timestamp: Some(prost_types::Timestamp {
+                seconds: -1,
+                nanos: 0,
+            }),
+            ..Default::default()
+        };
+        // A field that ends outside, a string that is none, a time before 1970.
+        for bytes in [vec![0x12, 9], vec![0x42, 1, 0xff], before.encode_to_vec()] {
+            let error = split_manifest("m", &bytes.into()).expect_err("no manifest");
+            assert_eq!(error.corrupt_rule(), Some("manifest_undecodable"));
+        }
+    }
+
+    #[test]
     fn layouts_are_counted_in_the_raw_bytes() {
         let tree = pb::FragmentTree::default().encode_to_vec();
         let layouts = |tags: &[u32]| {

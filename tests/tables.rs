@@ -567,6 +567,52 @@ async fn a_conversion_loses_a_race_and_starts_over() {
     );
 }
 
+/// What no query need notice: files that are gone or cut, and a version under another's name.
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_lists_what_is_wrong_with_files() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path().join("t.lance");
+    let uri = dir.to_str().expect("UTF-8");
+    write(uri, 0..40, 10).await;
+    to_tree(uri).await;
+    let files = |of: &str| {
+        let entries = std::fs::read_dir(dir.join(of)).expect("a directory");
+        let mut files: Vec<_> = entries.map(|e| e.expect("an entry").path()).collect();
+        files.sort();
+        files
+    };
+    let data = files("data");
+    std::fs::remove_file(&data[0]).expect("removed");
+    std::fs::write(&data[1], b"cut").expect("written");
+    for layout in [Layout::Tree, Layout::Flat] {
+        let version = if layout == Layout::Tree { 2 } else { 1 };
+        let options = OpenOptions::default().with_reference(VersionRef::version(version));
+        let report = fragtree::verify::verify(uri, Default::default(), options, |_| {})
+            .await
+            .expect("a report");
+        let mut rules: Vec<_> = report.findings.iter().map(|f| f.rule.as_str()).collect();
+        rules.sort_unstable();
+        assert_eq!(rules, ["file_missing", "file_size"], "{layout}");
+    }
+
+    let manifests = files("_versions");
+    // Versions are named from the greatest number down, so that the latest comes first.
+    let latest = manifests
+        .iter()
+        .find(|m| m.extension().is_some_and(|e| e == "manifest"));
+    let latest = latest.expect("two versions");
+    let name = latest
+        .file_stem()
+        .and_then(|s| s.to_str())
+        .expect("a number");
+    let next = name.parse::<u64>().expect("a number") - 1;
+    let renamed = dir.join(format!("_versions/{next:020}.manifest"));
+    std::fs::copy(latest, renamed).expect("copied");
+    let opened = Snapshot::open(uri, OpenOptions::default()).await;
+    let error = opened.expect_err("version 2 as version 3");
+    assert_eq!(error.corrupt_rule(), Some("manifest_version"), "{error}");
+}
+
 fn walk(dir: &Path) -> usize {
     let entries = std::fs::read_dir(dir).expect("a directory");
     entries

@@ -662,3 +662,6 @@ fn primitive<T: arrow::datatypes::ArrowPrimitiveType>(
         .cloned()
         .ok_or_else(|| schema_error(object, name, array.data_type()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -156,7 +156,8 @@ impl LeafBuilder {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<RecordBatch> {
+    /// The records as a leaf stores them.
+    pub(super) fn finish(mut self) -> Result<RecordBatch> {
         let arrow = |e| Error::datafusion("cannot build a leaf", e);
         let item = |name: &str| -> Result<FieldRef> {
             let field = LEAF_SCHEMA.field_with_name(name).map_err(arrow)?;
@@ -196,19 +197,23 @@ impl LeafBuilder {
 
     /// The bytes of the leaf, as a Lance 2.2 file: its records take half of their protobuf size.
     pub(crate) async fn encode(self) -> Result<Bytes> {
-        let lance = |e| Error::lance("cannot write a leaf", e);
-        let batch = self.finish()?;
-        let schema = LanceSchema::try_from(LEAF_SCHEMA.as_ref()).map_err(lance)?;
-        let store = ObjectStore::memory();
-        let path = Path::from("leaf.lance");
-        let writer = store.create(&path).await.map_err(lance)?;
-        let mut writer =
-            lance_file::versions::v2_2::create_writer(writer, schema, FileWriterOptions::default())
-                .map_err(lance)?;
-        writer.write_batch(&batch).await.map_err(lance)?;
-        writer.finish().await.map_err(lance)?;
-        store.read_one_all(&path).await.map_err(lance)
+        encode_batch(&self.finish()?).await
     }
+}
+
+/// A Lance file of the records in `batch`.
+pub(super) async fn encode_batch(batch: &RecordBatch) -> Result<Bytes> {
+    let lance = |e| Error::lance("cannot write a leaf", e);
+    let schema = LanceSchema::try_from(LEAF_SCHEMA.as_ref()).map_err(lance)?;
+    let store = ObjectStore::memory();
+    let path = Path::from("leaf.lance");
+    let writer = store.create(&path).await.map_err(lance)?;
+    let mut writer =
+        lance_file::versions::v2_2::create_writer(writer, schema, FileWriterOptions::default())
+            .map_err(lance)?;
+    writer.write_batch(batch).await.map_err(lance)?;
+    writer.finish().await.map_err(lance)?;
+    store.read_one_all(&path).await.map_err(lance)
 }
 
 /// The `fragment_meta` of a record (spec, "Leaf format"). The same record gives the same bytes, so

@@ -743,9 +743,8 @@ mod tests {
             table.location(Owner::Base(4), "_bt/a").expect("known"),
             "file/tables/4/_bt/a"
         );
-        assert!(
-            BaseTable::try_new("m", String::new(), &[base(1, true), base(1, true)], locate)
-                .is_err()
-        );
+        let twice = [base(1, true), base(1, true)];
+        let error = BaseTable::try_new("m", String::new(), &twice, locate).expect_err("twice");
+        assert_eq!(error.corrupt_rule(), Some("base_id_duplicate"));
     }
 }

@@ -4,6 +4,7 @@ use datafusion::prelude::SessionContext;
 
 use super::*;
 use crate::provider::{SnapshotProvider, SystemColumns};
+use crate::tree::object::Limits;
 
 fn whole(id: u32) -> pb::DataFragment {
     pb::DataFragment {
@@ -186,4 +187,170 @@ async fn fragments_without_rows_or_files() {
         "{error}"
     );
     assert!(!error.contains("removed"), "{error}");
+}
+
+/// Leaves and mutations that are whole, in a place where they may not be.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_the_wrong_place_is_refused() {
+    let removal = |sequence, target| {
+        Arc::new(Mutation {
+            sequence,
+            target,
+            action: Action::Remove,
+            delta: Delta {
+                fragments: -1,
+                total_rows: -5,
+                visible_rows: -5,
+            },
+        })
+    };
+    let in_base = |action: Action| {
+        Arc::new(Mutation {
+            sequence: 6,
+            target: 0,
+            action,
+            delta: Delta::default(),
+        })
+    };
+    let far_deletion = pb::DeletionFile {
+        base_id: Some(7),
+        ..deletion(1)
+    };
+    let far_overlay = pb::DataOverlayFile {
+        data_file: Some(pb::DataFile {
+            base_id: Some(7),
+            ..file(0, 1)
+        }),
+        ..Default::default()
+    };
+    type Broken = (&'static str, pb::DataFragment, u64, Vec<Arc<Mutation>>);
+    let broken: Vec<Broken> = vec![
+        ("leaf_id_out_of_range", whole(4), 10, Vec::new()),
+        (
+            "unknown_base_id",
+            pb::DataFragment {
+                deletion_file: Some(far_deletion),
+                ..whole(10)
+            },
+            10,
+            Vec::new(),
+        ),
+        (
+            "unknown_base_id",
+            pb::DataFragment {
+                overlays: vec![far_overlay],
+                ..whole(10)
+            },
+            10,
+            Vec::new(),
+        ),
+        (
+            "unknown_base_id",
+            whole(10),
+            10,
+            vec![in_base(Action::AddDeletionFile(far_deletion))],
+        ),
+        (
+            "mutation_at_or_below_watermark",
+            whole(10),
+            10,
+            vec![removal(5, 0)],
+        ),
+        (
+            "sequence_duplicate",
+            whole(10),
+            10,
+            vec![removal(6, 0), removal(6, 10)],
+        ),
+        (
+            "sequence_not_below_next",
+            whole(10),
+            10,
+            vec![removal(9, 0)],
+        ),
+    ];
+    for (rule, record, min_key, buffer) in broken {
+        let (_keep, dir) = scratch();
+        let mut writer = Writer {
+            dir: &dir,
+            objects: 0,
+        };
+        let first = writer.leaf(0, &[&whole(0)], 5).await;
+        let second = writer.leaf(min_key, &[&record], 0).await;
+        publish_root(&dir, vec![first, second], buffer);
+        let uri = dir.to_str().expect("UTF-8");
+        let walk = async {
+            let snapshot = Snapshot::open(uri, OpenOptions::default()).await?;
+            walked(&snapshot, FragmentRanges::all()).await
+        };
+        let error = walk.await.expect_err(rule);
+        assert_eq!(error.corrupt_rule(), Some(rule), "{error}");
+    }
+}
+
+/// A mutation is in one object, and in one place of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_is_used_once_in_root_and_interior() {
+    let (_keep, dir) = scratch();
+    let mut writer = Writer {
+        dir: &dir,
+        objects: 0,
+    };
+    let clear = |target| {
+        Arc::new(Mutation {
+            sequence: 7,
+            target,
+            action: Action::ClearDeletionFile,
+            delta: Delta::default(),
+        })
+    };
+    let leaves = two_leaves(&mut writer, 10).await;
+    let node = writer.node(leaves, vec![clear(0)]);
+    publish_root(&dir, vec![node], vec![clear(10)]);
+    let snapshot = open(&dir, None).await;
+    let error = walked(&snapshot, FragmentRanges::all()).await;
+    let error = error.expect_err("twice");
+    assert_eq!(error.corrupt_rule(), Some("sequence_duplicate"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_named_with_what_exceeds_them() {
+    let (_keep, dir) = scratch();
+    let mut writer = Writer {
+        dir: &dir,
+        objects: 0,
+    };
+    let leaves = two_leaves(&mut writer, 10).await;
+    let node = writer.node(leaves, Vec::new());
+    publish_root(&dir, vec![node], Vec::new());
+    let uri = dir.to_str().expect("UTF-8");
+    let walk = async |limits: Limits| {
+        let options = OpenOptions {
+            limits,
+            ..Default::default()
+        };
+        let snapshot = Snapshot::open(uri, options).await?;
+        walked(&snapshot, FragmentRanges::all()).await
+    };
+    walk(Limits::default()).await.expect("within");
+    for (setting, limits) in [
+        (
+            "max_height",
+            Limits {
+                max_height: 0,
+                ..Limits::default()
+            },
+        ),
+        (
+            "max_object_bytes",
+            Limits {
+                max_object_bytes: 10,
+                ..Limits::default()
+            },
+        ),
+    ] {
+        let error = walk(limits).await.expect_err(setting);
+        assert!(matches!(error, Error::InvalidInput { .. }), "{error}");
+        assert!(error.to_string().contains(setting), "{error}");
+    }
 }
