@@ -12,6 +12,9 @@ mod cleanup;
 #[path = "write/faults.rs"]
 mod faults;
 
+#[path = "write/merge.rs"]
+mod merge;
+
 #[path = "write/twin.rs"]
 mod twin;
 
@@ -28,6 +31,7 @@ async fn every_change_is_the_same_on_both_twins() {
             Change::Delete("id between 10 and 24".into()),
             Change::Delete("id < -5".into()),
             Change::Update("id % 7 = 3".into(), "g".into(), "g + 100".into()),
+            Change::Merge { from: 40, to: 55 },
             Change::Index("id".into()),
             Change::Append { rows: 12 },
             Change::OptimizeIndices,

@@ -6,7 +6,7 @@
 //!  manifest ◄── root ◄── nodes ◄── leaves ◄── flush ◄── mutations ◄┘
 //!      └─► the table's own commit handler: the version, or a conflict that Lance resolves
 //!
-//!  table, rows, update, evolve, backfill, clone, create   what can be asked for
+//!  table, rows, update, merge, evolve, backfill, clone, create   what can be asked for
 //!  scope, view, diff, commit                      Lance's work, and what it changed
 //!  grow, build, root, policy, sink                the tree: from changes, from records, its sizes, its objects
 //!  publish, convert                               the manifest and the commit, from one layout to the other
@@ -25,6 +25,7 @@ mod create;
 mod diff;
 mod evolve;
 mod grow;
+mod merge;
 mod policy;
 mod publish;
 mod root;
@@ -40,6 +41,7 @@ pub use cleanup::{CleanupOptions, CleanupProgress, CleanupReport, cleanup};
 pub use commit::CommitReport;
 pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use create::CreateOptions;
+pub use merge::MergeOptions;
 pub(crate) use policy::CONFIG_PREFIX;
 pub use policy::TreePolicy;
 pub(crate) use publish::DONE;

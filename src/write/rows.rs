@@ -1,4 +1,4 @@
-//! Changes of rows: deleting, updating and merging.
+//! Changes of rows: deleting and updating.
 //!
 //! Which rows a predicate means is found by a scan like any other, with all its pruning. Lance then
 //! works on just the fragments those rows lie in.
@@ -16,7 +16,6 @@ use datafusion::logical_expr::{Expr, lit};
 use datafusion::prelude::DataFrame;
 use futures::{StreamExt, TryStreamExt, stream};
 use lance::Dataset;
-use lance::dataset::MergeInsertBuilder;
 use lance_select::RowAddrTreeMap;
 use lance_table::format::Fragment;
 use lance_table::transaction::{Operation, Transaction};
@@ -227,31 +226,6 @@ impl TreeTable {
         let done = self.update_on(session, snapshot, Selection::Rows(rows), assignments);
         done.await.map_err(to_choose_again)
     }
-
-    /// Inserts rows or updates those that are there already, by key, as `configure` says.
-    ///
-    /// Lance looks for the keys in the whole table, and its dataset holds every fragment's record
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// Lance's; a source can be read but once, so a conflict is not tried again.
-    pub async fn merge_insert(
-        &self,
-        on: &[&str],
-        configure: impl FnOnce(&mut MergeInsertBuilder) + Send,
-        source: SendableRecordBatchStream,
-    ) -> Result<RowsReport> {
-        let on: Vec<String> = on.iter().map(|c| (*c).to_string()).collect();
-        let work = move |dataset: Dataset| async move {
-            let mut builder = MergeInsertBuilder::try_new(Arc::new(dataset), on)?;
-            builder.conflict_retries(0);
-            configure(&mut builder);
-            let (_, stats) = builder.try_build()?.execute(source).await?;
-            Ok(stats.num_inserted_rows + stats.num_updated_rows + stats.num_deleted_rows)
-        };
-        let (rows, commit) = self.with_dataset(FragmentRanges::all(), work).await?;
-        Ok(RowsReport { rows, commit })
-    }
 }
 
 async fn fragment_ids(snapshot: &Arc<Snapshot>) -> Result<Vec<u64>> {
@@ -267,7 +241,8 @@ async fn fragment_ids(snapshot: &Arc<Snapshot>) -> Result<Vec<u64>> {
     Ok(ids)
 }
 
-fn frame(session: &SessionContext, snapshot: &Arc<Snapshot>) -> Result<DataFrame> {
+/// A version as a table that shows its system columns.
+pub(super) fn frame(session: &SessionContext, snapshot: &Arc<Snapshot>) -> Result<DataFrame> {
     // A column of the table's own goes before the fragment's id. Lance allows no other such name.
     let system = SystemColumns {
         frag_id: snapshot.schema().column_with_name(FRAG_ID).is_none(),

@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::SessionContext;
 use fragtree::write::{
-    ConvertOptions, CreateOptions, TreePolicy, TreeTable, WriteOptions, convert,
+    ConvertOptions, CreateOptions, MergeOptions, TreePolicy, TreeTable, WriteOptions, convert,
 };
 use fragtree::{
     FragmentRanges, Layout, OpenOptions, Snapshot, SnapshotProvider, SystemColumns, VersionRef,
@@ -414,12 +414,7 @@ impl Twin {
                     .execute(stream_of(rows.clone()))
                     .await
                     .expect("flat merges");
-                let configure = |builder: &mut MergeInsertBuilder| {
-                    builder
-                        .when_matched(WhenMatched::UpdateAll)
-                        .when_not_matched(WhenNotMatched::InsertAll);
-                };
-                tree.merge_insert(&["id"], configure, stream_of(rows))
+                tree.merge_insert(&["id"], &MergeOptions::upsert(), stream_of(rows))
                     .await
                     .expect("tree merges");
             }
