@@ -198,7 +198,8 @@ fn branch_uri(uri: &str, branch: &str) -> String {
 
 /// Whether a location is on a file system of this machine.
 pub(crate) fn is_local(uri: &str) -> bool {
-    uri_to_url(uri).is_ok_and(|url| matches!(url.scheme(), "file" | "file-object-store"))
+    uri_to_url(uri)
+        .is_ok_and(|url| matches!(url.scheme(), "file" | "file-object-store" | "file+uring"))
 }
 
 /// A location without anything secret in it, for messages and plans.

@@ -50,7 +50,8 @@ use crate::tree::summary::{Counts, Tally};
 pub struct OpenOptions {
     /// Which version.
     pub reference: VersionRef,
-    /// Options of the object store (credentials, endpoint, region), as Lance takes them.
+    /// Options of the object store (credentials, endpoint, region), as Lance takes them. Of local
+    /// files ranges less than 16 KiB apart are read at once; `block_size`, in bytes, is another number.
     pub storage_options: HashMap<String, String>,
     /// Limits on what a table may make us read.
     pub limits: Limits,
@@ -260,7 +261,7 @@ impl Snapshot {
     pub(crate) async fn open_at(
         located: Located,
         handler: Arc<dyn CommitHandler>,
-        params: ObjectStoreParams,
+        mut params: ObjectStoreParams,
         session: Arc<Session>,
         options: &OpenOptions,
     ) -> Result<Arc<Self>> {
@@ -289,6 +290,10 @@ impl Snapshot {
                 format!("version {}, as the file is named", location.version),
                 head.version,
             ));
+        }
+        if !head.base_paths.iter().all(|b| resolve::is_local(&b.path)) {
+            // Lance opens the stores of other bases as it opens this one.
+            params.block_size = None;
         }
         let shell_manifest = shell_manifest(&head);
         let shell = load_dataset(

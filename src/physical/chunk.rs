@@ -142,10 +142,7 @@ async fn start(
     if let Some(record) = records.iter().find(|r| r.files.is_empty()) {
         return Err(Error::Unsupported {
             object: label.to_string(),
-            what: format!(
-                "fragment {}, which has {} rows and no data file",
-                record.id, record.physical_rows
-            ),
+            what: format!("fragment {}, which has no data file", record.id),
         });
     }
     let dataset = Arc::new(snapshot.dataset_with(&records).await?);

@@ -487,7 +487,7 @@ impl TreeTable {
             if tries > self.write.retries || start.elapsed() > self.write.retry_timeout {
                 return Err(Error::Conflict {
                     message: format!(
-                        "gave up after {tries} tries in {:.1} s, other writers changed the same rows each time (the last: {error})",
+                        "gave up after {tries} tries in {:.1} s, other writers were in the way each time (the last: {error})",
                         start.elapsed().as_secs_f64()
                     ),
                     retryable: true,
