@@ -9,7 +9,7 @@ use datafusion::catalog::{SchemaProvider, Session, TableProvider, TableProviderF
 use datafusion::common::{DataFusionError, Result as DFResult, exec_err};
 use datafusion::logical_expr::{CreateExternalTable, TableType};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use futures::stream;
+use futures::{StreamExt, TryStreamExt, stream};
 use lance_io::object_store::ObjectStore;
 use object_store::path::Path;
 use parking_lot::Mutex;
@@ -293,6 +293,7 @@ impl TableProviderFactory for LanceTableFactory {
             (!cmd.order_exprs.is_empty(), "WITH ORDER"),
             (cmd.unbounded, "UNBOUNDED"),
             (!cmd.column_defaults.is_empty(), "DEFAULT"),
+            (!cmd.constraints.is_empty(), "PRIMARY KEY or UNIQUE"),
         ] {
             if given {
                 return Err(
@@ -434,6 +435,9 @@ enum Opened {
     Pinned(SnapshotProvider),
 }
 
+/// Tables of a directory that are looked at at once.
+const LOOKS_AT_ONCE: usize = 16;
+
 /// The `.lance` tables of a directory.
 #[derive(Debug)]
 pub struct DirectorySchema {
@@ -500,35 +504,72 @@ impl DirectorySchema {
         names.map_err(|e| Error::lance(format!("cannot list {}", display_uri(&self.uri)), e))
     }
 
+    /// The tables there are, in order of their names.
     async fn list(&self) -> Result<Vec<String>> {
-        let names = self.read_dir().await?;
-        let mut tables: Vec<_> = names
-            .iter()
-            .filter_map(|n| n.trim_end_matches('/').strip_suffix(".lance"))
-            .map(str::to_string)
-            .collect();
+        let mut named = Vec::new();
+        for name in self.read_dir().await? {
+            if let Some(name) = name.trim_end_matches('/').strip_suffix(".lance") {
+                named.push(name.to_string());
+            }
+        }
+        let looks = named.into_iter().map(|name| async move {
+            let is_table = self.has_versions(&name).await?;
+            Ok::<_, Error>(is_table.then_some(name))
+        });
+        let looked: Vec<_> = stream::iter(looks)
+            .buffered(LOOKS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut tables: Vec<_> = looked.into_iter().flatten().collect();
         tables.sort_unstable();
         Ok(tables)
     }
 
-    /// Lists from a place that cannot wait: on a thread of its own, with a runtime of its own.
-    fn list_now(&self) -> Vec<String> {
-        let listed = std::thread::scope(|scope| {
+    /// Whether there is a version of the table: what is left of one that was never finished, or any
+    /// other file with such a name, is no table.
+    async fn has_versions(&self, name: &str) -> Result<bool> {
+        let uri = self.location(name);
+        let open = self
+            .engine
+            .open_options()
+            .with_storage_options(self.options.storage_options.clone());
+        let registry = open.session.clone().unwrap_or_default().store_registry();
+        let params = open.store_params(&uri);
+        let failed = |e| Error::lance(format!("cannot list {}", display_uri(&uri)), e);
+        let (store, base) = ObjectStore::from_uri_and_params(registry, &uri, &params)
+            .await
+            .map_err(failed)?;
+        match store.read_dir(base.join("_versions")).await {
+            Ok(names) => Ok(names.iter().any(|n| n.ends_with(".manifest"))),
+            Err(lance::Error::NotFound { .. }) => Ok(false),
+            // A file of that name.
+            Err(lance::Error::IO { .. }) if store.is_local() => Ok(false),
+            Err(e) => Err(failed(e)),
+        }
+    }
+
+    /// Waits in a place that cannot: on a thread of its own, with a runtime of its own.
+    fn now<T: Default + Send>(&self, answer: impl Future<Output = Result<T>> + Send) -> T {
+        let answered = std::thread::scope(|scope| {
             scope
                 .spawn(|| {
                     let runtime = tokio::runtime::Builder::new_current_thread()
                         .enable_all()
                         .build()
                         .map_err(|e| Error::internal(e.to_string()))?;
-                    runtime.block_on(self.list())
+                    runtime.block_on(answer)
                 })
                 .join()
                 .unwrap_or_else(|_| Err(Error::internal("listing ended early")))
         });
-        listed.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot list tables");
-            Vec::new()
+        answered.unwrap_or_else(|error| {
+            tracing::warn!(%error, directory = %self.uri, "cannot list tables");
+            T::default()
         })
+    }
+
+    fn is_table_now(&self, name: &str) -> bool {
+        self.now(self.has_versions(name))
     }
 
     fn location(&self, name: &str) -> String {
@@ -574,7 +615,7 @@ impl DirectorySchema {
 #[async_trait]
 impl SchemaProvider for DirectorySchema {
     fn table_names(&self) -> Vec<String> {
-        let mut names = self.list_now();
+        let mut names = self.now(self.list());
         names.extend(self.made.table_names());
         names.sort_unstable();
         names.dedup();
@@ -591,7 +632,7 @@ impl SchemaProvider for DirectorySchema {
                 current => return Ok(Some(Arc::new(current?))),
             }
         }
-        if !self.list().await?.iter().any(|n| n == name) {
+        if !self.has_versions(name).await? {
             self.forget(name);
             return Ok(None);
         }
@@ -603,8 +644,8 @@ impl SchemaProvider for DirectorySchema {
         if let Some(made) = self.made.table_type(name).await? {
             return Ok(Some(made));
         }
-        let listed = self.list().await?.iter().any(|n| n == name);
-        Ok(listed.then_some(TableType::Base))
+        let is_table = self.has_versions(name).await?;
+        Ok(is_table.then_some(TableType::Base))
     }
 
     fn register_table(
@@ -612,7 +653,7 @@ impl SchemaProvider for DirectorySchema {
         name: String,
         table: Arc<dyn TableProvider>,
     ) -> DFResult<Option<Arc<dyn TableProvider>>> {
-        if self.list_now().contains(&name) {
+        if self.is_table_now(&name) {
             // What was made or opened by its location is a table of the directory by now, and seen
             // as the directory's tables are.
             let live = table.downcast_ref::<LiveTable>();
@@ -628,7 +669,7 @@ impl SchemaProvider for DirectorySchema {
         if let Some(made) = self.made.deregister_table(name)? {
             return Ok(Some(made));
         }
-        if self.list_now().iter().any(|n| n == name) {
+        if self.is_table_now(name) {
             return exec_err!(
                 "{name} is a table of the directory {}: its files are not dropped from here",
                 display_uri(&self.uri)
@@ -638,7 +679,7 @@ impl SchemaProvider for DirectorySchema {
     }
 
     fn table_exist(&self, name: &str) -> bool {
-        self.made.table_exist(name) || self.list_now().iter().any(|n| n == name)
+        self.made.table_exist(name) || self.is_table_now(name)
     }
 }
 

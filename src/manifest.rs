@@ -4,8 +4,10 @@
 //! decoded, the tree is set aside, and what is left is small whatever the table holds: it becomes
 //! the shell dataset.
 
+use arrow::datatypes::DataType;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};
+use lance_core::datatypes::LogicalType;
 use lance_io::object_store::ObjectStore;
 use lance_table::feature_flags::{self, FLAG_FRAGMENT_TREE, can_read_dataset, can_write_dataset};
 use lance_table::format::pb;
@@ -276,12 +278,41 @@ pub(crate) fn split_manifest(label: &str, message: &Bytes) -> Result<SplitManife
             "one before",
         ));
     }
+    check_types(label, &head)?;
     let flat = flat.finish();
     check_flags(label, &head, tree.is_some(), flat.len())?;
     let tree = tree
         .map(|range| decode_tree(label, &message.slice(range)))
         .transpose()?;
     Ok(SplitManifest { head, tree, flat })
+}
+
+/// Refuses columns of types that the linked Lance does not know: it would panic on them.
+fn check_types(label: &str, head: &pb::Manifest) -> Result<()> {
+    // Those whose type is in their children, of which `arrow` can say nothing by the name.
+    const NESTED: [&str; 6] = [
+        "list",
+        "list.struct",
+        "large_list",
+        "large_list.struct",
+        "struct",
+        "map",
+    ];
+    let unknown = head.fields.iter().find(|field| {
+        let name = field.logical_type.as_str();
+        let size = name.strip_prefix("fixed_size_list:struct:");
+        let known = NESTED.contains(&name)
+            || size.is_some_and(|n| n.parse::<i32>().is_ok())
+            || DataType::try_from(&LogicalType::from(name)).is_ok();
+        !known
+    });
+    match unknown {
+        None => Ok(()),
+        Some(field) => Err(Error::Unsupported {
+            object: label.to_string(),
+            what: format!("type {:?} of column {}", field.logical_type, field.name),
+        }),
+    }
 }
 
 fn check_flags(label: &str, head: &pb::Manifest, has_tree: bool, fragments: usize) -> Result<()> {
@@ -486,6 +517,35 @@ mod tests {
         prost::encoding::bytes::encode(9, &vec![0u8], &mut metadata);
         let error = split_manifest("m", &tree_manifest(metadata)).expect_err("unknown");
         assert!(error.to_string().contains("layout 9"), "{error}");
+    }
+
+    #[test]
+    fn a_type_that_lance_does_not_know_is_named() {
+        let manifest = |logical_type: &str| {
+            let field = lance_file::format::pb::Field {
+                name: "c".into(),
+                logical_type: logical_type.into(),
+                ..Default::default()
+            };
+            let manifest = pb::Manifest {
+                fields: vec![field],
+                ..Default::default()
+            };
+            split_manifest("m", &manifest.encode_to_vec().into())
+        };
+        for known in [
+            "double",
+            "struct",
+            "list.struct",
+            "fixed_size_list:float:4",
+            "map",
+        ] {
+            manifest(known).expect(known);
+        }
+        for unknown in ["doubLe", "", "fixed_size_list:struct:x"] {
+            let error = manifest(unknown).expect_err(unknown).to_string();
+            assert!(error.contains("column c"), "{error}");
+        }
     }
 
     #[test]

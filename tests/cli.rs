@@ -214,6 +214,37 @@ fn a_directory_gives_all_its_tables_and_takes_more() {
     assert!(text.ends_with("\n2\n"), "{text}");
 }
 
+/// What never became a table is none: not what a failed statement leaves, no empty folder and no file.
+#[test]
+fn a_table_that_was_never_finished_is_not_there() {
+    let tables = Tables::make();
+    let sql =
+        |command: &str| tables.run(&["sql", "--dir", ".", "--format", "csv", "-q", "-c", command]);
+    let folder = tables.folder.path();
+    let failed =
+        sql("CREATE TABLE x AS SELECT 10 / (v - 500000) AS a FROM generate_series(1, 600000) g(v)");
+    assert!(
+        stderr(&failed).contains("Divide by zero"),
+        "{}",
+        stderr(&failed)
+    );
+    std::fs::create_dir(folder.join("hollow.lance")).unwrap();
+    std::fs::write(folder.join("notes.lance"), "no table").unwrap();
+    let listed =
+        sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'");
+    let listed = good(&listed);
+    for name in ["x", "hollow", "notes"] {
+        assert!(!listed.lines().any(|l| l == name), "{name} in {listed}");
+    }
+    let columns = "SELECT column_name FROM information_schema.columns WHERE table_name = 't'";
+    assert!(good(&sql(columns)).contains("name"));
+    for name in ["x", "hollow"] {
+        good(&sql(&format!("CREATE TABLE {name} AS SELECT 7 AS a")));
+        let found = good(&sql(&format!("SELECT a + 35 AS n FROM {name}")));
+        assert!(found.lines().any(|l| l == "42"), "{found}");
+    }
+}
+
 #[test]
 fn a_directory_takes_new_tables_that_are_trees() {
     let tables = Tables::make();

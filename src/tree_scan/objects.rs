@@ -42,7 +42,7 @@ impl Snapshot {
     /// with the root. Opens interior nodes and no leaf; a flat version has none.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when an opened node breaks a rule.
+    /// [`Corrupt`](crate::Error::Corrupt) when an opened node breaks a rule.
     pub async fn tree_objects(
         self: &Arc<Self>,
         wanted: &FragmentRanges,
