@@ -81,6 +81,7 @@
 //! `cli` (default): the `fragtree` program. `s3`, `gcs`, `azure`: the cloud stores.
 
 mod catalog;
+mod deletions;
 mod dml;
 mod engine;
 mod error;

@@ -9,16 +9,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures::{StreamExt, stream};
 use lance::Dataset;
+use lance_io::object_store::ObjectStore;
 use lance_table::format::pb;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use serde::Serialize;
 
+use crate::deletions::check_deletions;
 use crate::error::{Error, Result};
 use crate::functions::deletion_path;
 use crate::ranges::FragmentRanges;
 use crate::snapshot::{Catalog, OpenOptions, Snapshot, TreeCatalog};
-use crate::tree::object::{BaseTable, Owner, dataset_root};
+use crate::tree::object::{BaseTable, Owner, dataset_root, off_thread};
 use crate::tree::record::check_record;
 use crate::tree::summary::{Counts, Tally};
 use crate::tree_scan::{
@@ -28,7 +30,8 @@ use crate::tree_scan::{
 /// What to check besides the metadata.
 #[derive(Debug, Clone, Copy)]
 pub struct VerifyOptions {
-    /// Also ask the store for every data and deletion file: one request a file. Default on.
+    /// Also ask the store for every data file, and read every deletion file: one request a file.
+    /// Default on.
     pub data_files: bool,
 }
 
@@ -421,10 +424,7 @@ impl FileChecker {
             findings.extend(found.err().map(|e| Finding::of(&e)));
         }
         if let Some(deletion) = &record.deletion_file {
-            let path = deletion_path(record.id, deletion);
-            let found = self
-                .check_file(record.id, "", &path, deletion.base_id, None)
-                .await;
+            let found = self.check_deletions(record, deletion).await;
             findings.extend(found.err().map(|e| Finding::of(&e)));
         }
         findings
@@ -441,6 +441,61 @@ impl FileChecker {
         if self.failed.load(Ordering::Relaxed) {
             return Ok(());
         }
+        let (store, location) = self.locate(directory, path, base_id).await?;
+        let object = format!("fragment {fragment}, file {location}");
+        match store.inner.head(&location).await {
+            Ok(meta) if size.is_none_or(|size| size == meta.size) => Ok(()),
+            Ok(meta) => Err(Error::corrupt(
+                object,
+                "file_size",
+                format!("{} bytes", size.unwrap_or_default()),
+                format!("{} bytes", meta.size),
+            )),
+            Err(e) => Err(self.unread(object, e)),
+        }
+    }
+
+    /// Reads a deletion file: it may be there and say something else than the record.
+    async fn check_deletions(
+        &self,
+        record: &pb::DataFragment,
+        deletion: &pb::DeletionFile,
+    ) -> Result<()> {
+        if self.failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let path = deletion_path(record.id, deletion);
+        let (store, location) = self.locate("", &path, deletion.base_id).await?;
+        let object = format!("fragment {}, file {location}", record.id);
+        let read = async { store.inner.get(&location).await?.bytes().await };
+        let bytes = read.await.map_err(|e| self.unread(object.clone(), e))?;
+        let (id, rows, deletion) = (record.id, record.physical_rows, *deletion);
+        off_thread(usize::MAX, move || {
+            check_deletions(&object, id, &deletion, rows, &bytes)
+        })
+        .await
+    }
+
+    /// A file that cannot be read: a finding, or an outage.
+    fn unread(&self, object: String, error: object_store::Error) -> Error {
+        match error {
+            object_store::Error::NotFound { .. } => {
+                Error::corrupt(object, "file_missing", "a file at this location", "none")
+            }
+            e => {
+                self.failed.store(true, Ordering::Relaxed);
+                Error::store(object, e)
+            }
+        }
+    }
+
+    /// Where a file lies; counts it as asked for.
+    async fn locate(
+        &self,
+        directory: &str,
+        path: &str,
+        base_id: Option<u32>,
+    ) -> Result<(Arc<ObjectStore>, Path)> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let owner = base_id.map_or(Owner::Current, Owner::Base);
         let (store, mut location) = dataset_root(&self.dataset, owner).await?;
@@ -454,25 +509,6 @@ impl FileChecker {
         let location = path
             .split('/')
             .fold(location, |location: Path, part| location.join(part));
-        let object = format!("fragment {fragment}, file {location}");
-        match store.inner.head(&location).await {
-            Ok(meta) if size.is_none_or(|size| size == meta.size) => Ok(()),
-            Ok(meta) => Err(Error::corrupt(
-                object,
-                "file_size",
-                format!("{} bytes", size.unwrap_or_default()),
-                format!("{} bytes", meta.size),
-            )),
-            Err(object_store::Error::NotFound { .. }) => Err(Error::corrupt(
-                object,
-                "file_missing",
-                "a file at this location",
-                "none",
-            )),
-            Err(e) => {
-                self.failed.store(true, Ordering::Relaxed);
-                Err(Error::store(object, e))
-            }
-        }
+        Ok((store, location))
     }
 }

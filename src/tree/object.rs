@@ -667,7 +667,7 @@ const INLINE_DECODE_BYTES: usize = 16 << 10;
     clippy::disallowed_methods,
     reason = "this module knows no DataFusion, and a decode once begun is short"
 )]
-async fn off_thread<T: Send + 'static>(
+pub(crate) async fn off_thread<T: Send + 'static>(
     bytes: usize,
     decode: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
