@@ -504,14 +504,20 @@ impl DirectorySchema {
         names.map_err(|e| Error::lance(format!("cannot list {}", display_uri(&self.uri)), e))
     }
 
-    /// The tables there are, in order of their names.
-    async fn list(&self) -> Result<Vec<String>> {
+    /// The names of what looks like a table.
+    async fn named(&self) -> Result<Vec<String>> {
         let mut named = Vec::new();
         for name in self.read_dir().await? {
             if let Some(name) = name.trim_end_matches('/').strip_suffix(".lance") {
                 named.push(name.to_string());
             }
         }
+        Ok(named)
+    }
+
+    /// The tables there are, in order of their names.
+    async fn list(&self) -> Result<Vec<String>> {
+        let named = self.named().await?;
         let looks = named.into_iter().map(|name| async move {
             let is_table = self.has_versions(&name).await?;
             Ok::<_, Error>(is_table.then_some(name))
@@ -528,6 +534,21 @@ impl DirectorySchema {
     /// Whether there is a version of the table: what is left of one that was never finished, or any
     /// other file with such a name, is no table.
     async fn has_versions(&self, name: &str) -> Result<bool> {
+        let versions = self.entries(name, |table| table.join("_versions")).await?;
+        Ok(versions.iter().any(|n| n.ends_with(".manifest")))
+    }
+
+    /// Whether there are files of a table that never had a version: its name is free.
+    async fn is_left_over(&self, name: &str) -> Result<bool> {
+        let entries = self.entries(name, |table| table).await?;
+        let own = ["data", "_transactions", "_bt"];
+        Ok(entries
+            .iter()
+            .any(|n| own.contains(&n.trim_end_matches('/'))))
+    }
+
+    /// What is in a folder of a table; nothing where there is no such folder.
+    async fn entries(&self, name: &str, folder: impl FnOnce(Path) -> Path) -> Result<Vec<String>> {
         let uri = self.location(name);
         let open = self
             .engine
@@ -539,11 +560,11 @@ impl DirectorySchema {
         let (store, base) = ObjectStore::from_uri_and_params(registry, &uri, &params)
             .await
             .map_err(failed)?;
-        match store.read_dir(base.join("_versions")).await {
-            Ok(names) => Ok(names.iter().any(|n| n.ends_with(".manifest"))),
-            Err(lance::Error::NotFound { .. }) => Ok(false),
+        match store.read_dir(folder(base)).await {
+            Ok(names) => Ok(names),
+            Err(lance::Error::NotFound { .. }) => Ok(Vec::new()),
             // A file of that name.
-            Err(lance::Error::IO { .. }) if store.is_local() => Ok(false),
+            Err(lance::Error::IO { .. }) if store.is_local() => Ok(Vec::new()),
             Err(e) => Err(failed(e)),
         }
     }
@@ -634,7 +655,11 @@ impl SchemaProvider for DirectorySchema {
         }
         if !self.has_versions(name).await? {
             self.forget(name);
-            return Ok(None);
+            let named = self.named().await?.iter().any(|n| n == name);
+            if !named || self.is_left_over(name).await? {
+                return Ok(None);
+            }
+            // What only has the name of a table is opened all the same: the error says what it is.
         }
         Ok(Some(Arc::new(self.opened(name).await?)))
     }
