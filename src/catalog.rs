@@ -534,21 +534,41 @@ impl DirectorySchema {
     /// Whether there is a version of the table: what is left of one that was never finished, or any
     /// other file with such a name, is no table.
     async fn has_versions(&self, name: &str) -> Result<bool> {
-        let versions = self.entries(name, |table| table.join("_versions")).await?;
-        Ok(versions.iter().any(|n| n.ends_with(".manifest")))
+        let (store, base) = self.store_of(name).await?;
+        // The first will do: there may be thousands of versions.
+        let versions = base.join("_versions");
+        let mut listed = store.inner.list(Some(&versions));
+        while let Some(entry) = listed.next().await {
+            match entry {
+                Ok(entry) if entry.location.as_ref().ends_with(".manifest") => return Ok(true),
+                Ok(_) => {}
+                // No such folder, or a file in its place.
+                Err(_) if store.is_local() => return Ok(false),
+                Err(e) => return Err(Error::store(versions.to_string(), e)),
+            }
+        }
+        Ok(false)
     }
 
     /// Whether there are files of a table that never had a version: its name is free.
     async fn is_left_over(&self, name: &str) -> Result<bool> {
-        let entries = self.entries(name, |table| table).await?;
+        let (store, base) = self.store_of(name).await?;
+        let entries = match store.read_dir(base).await {
+            Ok(entries) => entries,
+            Err(_) if store.is_local() => return Ok(false),
+            Err(e) => {
+                let context = format!("cannot list {}", display_uri(&self.location(name)));
+                return Err(Error::lance(context, e));
+            }
+        };
         let own = ["data", "_transactions", "_bt"];
         Ok(entries
             .iter()
             .any(|n| own.contains(&n.trim_end_matches('/'))))
     }
 
-    /// What is in a folder of a table; nothing where there is no such folder.
-    async fn entries(&self, name: &str, folder: impl FnOnce(Path) -> Path) -> Result<Vec<String>> {
+    /// Where a table of the directory lies, or would.
+    async fn store_of(&self, name: &str) -> Result<(Arc<ObjectStore>, Path)> {
         let uri = self.location(name);
         let open = self
             .engine
@@ -556,17 +576,9 @@ impl DirectorySchema {
             .with_storage_options(self.options.storage_options.clone());
         let registry = open.session.clone().unwrap_or_default().store_registry();
         let params = open.store_params(&uri);
-        let failed = |e| Error::lance(format!("cannot list {}", display_uri(&uri)), e);
-        let (store, base) = ObjectStore::from_uri_and_params(registry, &uri, &params)
+        ObjectStore::from_uri_and_params(registry, &uri, &params)
             .await
-            .map_err(failed)?;
-        match store.read_dir(folder(base)).await {
-            Ok(names) => Ok(names),
-            Err(lance::Error::NotFound { .. }) => Ok(Vec::new()),
-            // A file of that name.
-            Err(lance::Error::IO { .. }) if store.is_local() => Ok(Vec::new()),
-            Err(e) => Err(failed(e)),
-        }
+            .map_err(|e| Error::lance(format!("cannot open {}", display_uri(&uri)), e))
     }
 
     /// Waits in a place that cannot: on a thread of its own, with a runtime of its own.

@@ -573,7 +573,8 @@ async fn verify_lists_what_is_wrong_with_files() {
     let dir = tempfile::tempdir().expect("a directory");
     let dir = dir.path().join("t.lance");
     let uri = dir.to_str().expect("UTF-8");
-    write(uri, 0..40, 10).await;
+    let mut dataset = write(uri, 0..40, 10).await;
+    dataset.delete("id % 20 = 15").await.expect("deleted");
     to_tree(uri).await;
     let files = |of: &str| {
         let entries = std::fs::read_dir(dir.join(of)).expect("a directory");
@@ -584,15 +585,20 @@ async fn verify_lists_what_is_wrong_with_files() {
     let data = files("data");
     std::fs::remove_file(&data[0]).expect("removed");
     std::fs::write(&data[1], b"cut").expect("written");
+    // One that says nothing readable; the other deletes what it should.
+    let deletions = files("_deletions");
+    assert_eq!(deletions.len(), 2);
+    std::fs::write(&deletions[0], b"hello world").expect("written");
     for layout in [Layout::Tree, Layout::Flat] {
-        let version = if layout == Layout::Tree { 2 } else { 1 };
+        let version = if layout == Layout::Tree { 3 } else { 2 };
         let options = OpenOptions::default().with_reference(VersionRef::version(version));
         let report = fragtree::verify::verify(uri, Default::default(), options, |_| {})
             .await
             .expect("a report");
         let mut rules: Vec<_> = report.findings.iter().map(|f| f.rule.as_str()).collect();
         rules.sort_unstable();
-        assert_eq!(rules, ["file_missing", "file_size"], "{layout}");
+        let expected = ["deletion_file_undecodable", "file_missing", "file_size"];
+        assert_eq!(rules, expected, "{layout}");
     }
 
     let manifests = files("_versions");
@@ -600,7 +606,7 @@ async fn verify_lists_what_is_wrong_with_files() {
     let latest = manifests
         .iter()
         .find(|m| m.extension().is_some_and(|e| e == "manifest"));
-    let latest = latest.expect("two versions");
+    let latest = latest.expect("three versions");
     let name = latest
         .file_stem()
         .and_then(|s| s.to_str())
@@ -609,7 +615,7 @@ async fn verify_lists_what_is_wrong_with_files() {
     let renamed = dir.join(format!("_versions/{next:020}.manifest"));
     std::fs::copy(latest, renamed).expect("copied");
     let opened = Snapshot::open(uri, OpenOptions::default()).await;
-    let error = opened.expect_err("version 2 as version 3");
+    let error = opened.expect_err("version 3 as version 4");
     assert_eq!(error.corrupt_rule(), Some("manifest_version"), "{error}");
 }
 

@@ -29,7 +29,7 @@ use lance::dataset::{
 };
 use lance::index::DatasetIndexExt;
 
-use super::rows::{Selection, addresses_in, frame};
+use super::rows::{Selection, addresses_of, frame};
 use super::table::{RowsReport, TreeTable};
 use crate::error::{Error, Result};
 use crate::pruning::ROW_ADDR;
@@ -198,12 +198,8 @@ async fn matched(
     let ours = frame(&session, snapshot)?.select(ours).map_err(failed)?;
     let found = theirs
         .join(ours, JoinType::RightSemi, &their_names, &our_names, None)
-        .and_then(|f| f.select_columns(&[ROW_ADDR]))
-        .map_err(failed)?
-        .execute_stream()
-        .await
         .map_err(failed)?;
-    let rows = addresses_in(found).await.map_err(failed)?;
+    let rows = addresses_of(found).await.map_err(failed)?;
     Ok(Selection::Rows(rows).scope())
 }
 

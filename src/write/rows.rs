@@ -272,15 +272,15 @@ async fn select(
         return Ok(Selection::All);
     }
     let failed = |e| Error::datafusion(format!("cannot find rows of {}", snapshot.uri()), e);
-    let found = frame(session, snapshot)?
-        .filter(filter)
-        .and_then(|f| f.select_columns(&[ROW_ADDR]))
-        .map_err(failed)?
-        .execute_stream()
-        .await
-        .map_err(failed)?;
-    let rows = addresses_in(found).await.map_err(failed)?;
+    let found = frame(session, snapshot)?.filter(filter).map_err(failed)?;
+    let rows = addresses_of(found).await.map_err(failed)?;
     Ok(Selection::Rows(rows))
+}
+
+/// The addresses of the rows of a frame.
+pub(super) async fn addresses_of(rows: DataFrame) -> DFResult<RoaringTreemap> {
+    let rows = rows.select_columns(&[ROW_ADDR])?.execute_stream().await?;
+    addresses_in(rows).await
 }
 
 /// The row addresses that a query gives as its only column.
